@@ -1,0 +1,1 @@
+"""Workloads and measurements that drive a running stack."""

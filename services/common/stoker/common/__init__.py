@@ -1,0 +1,1 @@
+"""Plumbing every service shares: errors, RPC, configuration, logs, metrics, KV-block keys."""

@@ -1,0 +1,1 @@
+"""A thin, asynchronous etcd v3 layer with a watch that survives compaction."""

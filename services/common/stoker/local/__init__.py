@@ -1,0 +1,1 @@
+"""A whole Stoker stack on one machine."""

@@ -1,0 +1,1 @@
+"""The planner: decides which node and which GPUs each replica gets."""

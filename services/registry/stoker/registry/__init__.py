@@ -1,0 +1,1 @@
+"""The registry: owns etcd, fans out membership, load and KV-block digests."""

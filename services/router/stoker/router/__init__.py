@@ -1,0 +1,1 @@
+"""The router: decides which replica serves a request, and relays it."""

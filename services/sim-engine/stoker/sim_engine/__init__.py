@@ -1,0 +1,1 @@
+"""A simulated vLLM server: same API, metrics and KV events, no model."""
