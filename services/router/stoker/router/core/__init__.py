@@ -1,0 +1,71 @@
+"""The router's decisions: pure, no I/O, no clock, no randomness of their own.
+
+How a router uses it (all times are its own monotonic seconds):
+
+    fleet = Fleet(RoutingConfig())                      # one per served model
+    fleet.put(Replica(id=…, block_size=…, …)); fleet.remove(id)
+    fleet.snapshot(id, Snapshot(epoch, sequence, {Tier.GPU: keys}, {Tier.GPU: xor}), now) -> Sync
+    fleet.delta(id, Delta(epoch, sequence, stored, removed, digests), now) -> Sync
+    fleet.index.heartbeat(id, epoch, sequence, now) -> Sync       # Sync.RESYNC: ask for a snapshot
+    fleet.load.report(id, tokens, seen_at)              # queued prefill + kv_weight × active KV
+    keys = blocks.block_keys(tokens, block_size, blocks.root_key(model, lora=…, cache_salt=…))
+    request = Request(keys, prompt_tokens, block_size, …)
+    decision = decide(request, fleet, now, rng, policy="stoker", explain=False)   # raises Unavailable
+    flight = fleet.dispatch(request, decision, now)     # replica=… for one of decision.fallbacks
+    fleet.first_token(flight, now); fleet.release(flight, now)    # release on every path; both idempotent
+    fleet.observe(replica, Outcome.OK | FAULT | CALLER, now)      # passive health
+    budget = RetryBudget(); budget.request(); budget.take(first_token_sent=…)
+
+Retry: release the flight, `budget.take()`, then either dispatch to the next of `decision.fallbacks`, or
+decide again with `Request.exclude` naming what was tried. An engine restart: a Snapshot with a higher
+epoch. A replica that left: `remove`. `Decision.candidates` (with explain=True) is all that Explain shows.
+"""
+
+from stoker.router.core.decide import POLICIES, ROUND_ROBIN, STOKER, decide
+from stoker.router.core.fleet import Fleet
+from stoker.router.core.health import Health, HealthConfig, Outcome
+from stoker.router.core.index import BlockIndex
+from stoker.router.core.load import LoadLedger
+from stoker.router.core.retry import RetryBudget
+from stoker.router.core.ring import Ring
+from stoker.router.core.speculation import Speculation
+from stoker.router.core.values import (
+    Candidate,
+    Decision,
+    Delta,
+    Reason,
+    Replica,
+    Request,
+    Role,
+    RoutingConfig,
+    Snapshot,
+    Sync,
+    Tier,
+)
+
+__all__ = [
+    "POLICIES",
+    "ROUND_ROBIN",
+    "STOKER",
+    "BlockIndex",
+    "Candidate",
+    "Decision",
+    "Delta",
+    "Fleet",
+    "Health",
+    "HealthConfig",
+    "LoadLedger",
+    "Outcome",
+    "Reason",
+    "Replica",
+    "Request",
+    "RetryBudget",
+    "Ring",
+    "Role",
+    "RoutingConfig",
+    "Snapshot",
+    "Speculation",
+    "Sync",
+    "Tier",
+    "decide",
+]

@@ -1,0 +1,95 @@
+"""One model's replicas and all that the router knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stoker.router.core.health import Health, HealthConfig, Outcome
+from stoker.router.core.index import BlockIndex
+from stoker.router.core.load import LoadLedger
+from stoker.router.core.ring import Ring
+from stoker.router.core.speculation import Speculation
+from stoker.router.core.values import Decision, Delta, Replica, Request, RoutingConfig, Snapshot, Sync
+
+
+class Fleet:
+    """The view that `decide` reads: one pool, one served model. Not shared between models.
+
+    Membership, digests, loads and outcomes come in through the methods below, each with the router's own
+    monotonic `now` in seconds. Nothing in here waits, logs or reads a clock.
+    """
+
+    def __init__(self, config: RoutingConfig | None = None, health: HealthConfig | None = None) -> None:
+        self.config = config or RoutingConfig()
+        self.index = BlockIndex(self.config.digest_fresh_s, self.config.digest_stale_s)
+        self.speculation = Speculation(self.config.speculation_ttl_s, self.config.speculation_limit)
+        self.load = LoadLedger()
+        self.health = Health(health)
+        self.turn = 0  # the round-robin policy's position
+        self._replicas: dict[str, Replica] = {}
+        self._ring: Ring | None = None
+
+    @property
+    def replicas(self) -> Mapping[str, Replica]:
+        """Every announced replica by id, routable or not."""
+        return self._replicas
+
+    @property
+    def ring(self) -> Ring:
+        """The ring of all announced replicas: draining or ejected ones keep their place, so that keys stay."""
+        if self._ring is None:
+            weights = {replica.id: replica.capacity for replica in self._replicas.values()}
+            self._ring = Ring(weights, self.config.vnodes)
+        return self._ring
+
+    def put(self, replica: Replica) -> None:
+        """Add a replica or replace what was announced of it."""
+        old = self._replicas.get(replica.id)
+        if old is None or old.capacity != replica.capacity:
+            self._ring = None
+        self._replicas[replica.id] = replica
+
+    def remove(self, replica: str) -> None:
+        """Drop a replica that left; its requests in flight may still be released."""
+        if self._replicas.pop(replica, None) is None:
+            return
+        self._ring = None
+        self.index.forget(replica)
+        self.speculation.forget(replica)
+        self.load.forget(replica)
+        self.health.forget(replica)
+
+    def snapshot(self, replica: str, message: Snapshot, now: float) -> Sync:
+        """Take a replica's whole digest."""
+        return self.index.snapshot(replica, message, now)
+
+    def delta(self, replica: str, message: Delta, now: float) -> Sync:
+        """Apply one step of a replica's digest."""
+        result = self.index.delta(replica, message, now)
+        if result is Sync.APPLIED:
+            for keys in message.removed.values():
+                self.speculation.discard(replica, keys)
+        return result
+
+    def dispatch(self, request: Request, decision: Decision, now: float, *, replica: str = "") -> int:
+        """Count a request as sent (to `replica`, or where the decision says). Returns its flight id.
+
+        Every flight must reach `release`, on every path. A retry is a new dispatch after a release.
+        """
+        target = replica or decision.replica
+        prefill = decision.prefill_tokens if target == decision.replica else request.prompt_tokens
+        self.speculation.add(target, request.keys, now)
+        kv = self.config.kv_weight * (request.prompt_tokens + request.output_tokens)
+        return self.load.dispatch(target, prefill, kv, now)
+
+    def first_token(self, flight: int, now: float) -> None:
+        """The first token came: the prefill no longer counts as load."""
+        self.load.first_token(flight, now)
+
+    def release(self, flight: int, now: float) -> None:
+        """The request ended: finish, cancel, error or timeout. Harmless when repeated."""
+        self.load.release(flight, now)
+
+    def observe(self, replica: str, outcome: Outcome, now: float) -> bool:
+        """Record how a call ended for the replica's health; True when it is ejected by it."""
+        return self.health.observe(replica, outcome, self._replicas.keys(), now)

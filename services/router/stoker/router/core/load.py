@@ -1,0 +1,102 @@
+"""Load in tokens, per replica, as this router sees it.
+
+    load = max(own, reported + own dispatches the report missed − own completions since the report)
+
+`own` is what this router has in flight there: a floor under whatever an old or wrong report says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+# Changes kept one by one between two reports; older ones beyond this count as reported.
+_LOG_LIMIT = 4_096
+
+
+@dataclass(slots=True)
+class _Account:
+    own: float = 0.0
+    reported: float = 0.0
+    reported_at: float = float("-inf")
+    since: float = 0.0
+    log: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def change(self, tokens: float, now: float) -> None:
+        self.own += tokens
+        self.since += tokens
+        self.log.append((now, tokens))
+        if len(self.log) > _LOG_LIMIT:
+            _, oldest = self.log.popleft()
+            self.reported += oldest
+            self.since -= oldest
+
+
+@dataclass(slots=True)
+class _Flight:
+    replica: str
+    prefill: float
+    kv: float
+
+
+class LoadLedger:
+    """In-flight requests and load reports. Every dispatch is released once; a second release is a no-op."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._flights: dict[int, _Flight] = {}
+        self._next = 1
+
+    @property
+    def in_flight(self) -> int:
+        """Requests dispatched and not yet released."""
+        return len(self._flights)
+
+    def load(self, replica: str) -> float:
+        """Return a replica's load in tokens; 0 when nothing is known of it."""
+        account = self._accounts.get(replica)
+        if account is None:
+            return 0.0
+        seen = account.reported + account.since
+        return seen if seen > account.own else account.own
+
+    def dispatch(self, replica: str, prefill: float, kv: float, now: float) -> int:
+        """Count a request: `prefill` tokens until its first token, `kv` tokens until it ends. Returns its id."""
+        flight = self._next
+        self._next += 1
+        self._flights[flight] = _Flight(replica, prefill, kv)
+        self._accounts.setdefault(replica, _Account()).change(prefill + kv, now)
+        return flight
+
+    def first_token(self, flight: int, now: float) -> None:
+        """The prefill is done: only the KV load stays. Harmless when repeated or late."""
+        held = self._flights.get(flight)
+        if held and held.prefill:
+            self._change(held.replica, -held.prefill, now)
+            held.prefill = 0.0
+
+    def release(self, flight: int, now: float) -> None:
+        """The request ended, however it ended. Harmless when repeated."""
+        held = self._flights.pop(flight, None)
+        if held:
+            self._change(held.replica, -(held.prefill + held.kv), now)
+
+    def report(self, replica: str, tokens: float, seen_at: float) -> None:
+        """Take the load a replica had at `seen_at` (this router's monotonic seconds); older ones are ignored."""
+        account = self._accounts.setdefault(replica, _Account())
+        if seen_at < account.reported_at:
+            return
+        account.reported = max(0.0, tokens)
+        account.reported_at = seen_at
+        while account.log and account.log[0][0] <= seen_at:
+            account.log.popleft()
+        account.since = sum(tokens for _, tokens in account.log)
+
+    def forget(self, replica: str) -> None:
+        """Drop a replica that left the fleet; its flights may still be released."""
+        self._accounts.pop(replica, None)
+
+    def _change(self, replica: str, tokens: float, now: float) -> None:
+        account = self._accounts.get(replica)
+        if account:
+            account.change(tokens, now)

@@ -1,0 +1,26 @@
+"""Whether a failed request may be tried again elsewhere."""
+
+from __future__ import annotations
+
+
+class RetryBudget:
+    """Retries as a share of requests: each request earns `ratio` of a retry, up to `burst` saved.
+
+    The share keeps an outage from doubling its own load; the burst lets a quiet router retry at all.
+    """
+
+    def __init__(self, ratio: float = 0.2, burst: float = 10.0) -> None:
+        self._ratio = ratio
+        self._burst = burst
+        self._saved = burst
+
+    def request(self) -> None:
+        """Count a first attempt."""
+        self._saved = min(self._burst, self._saved + self._ratio)
+
+    def take(self, *, first_token_sent: bool = False) -> bool:
+        """Spend one retry if the budget allows; never once the client has seen a token."""
+        if first_token_sent or self._saved < 1.0:
+            return False
+        self._saved -= 1.0
+        return True

@@ -1,0 +1,172 @@
+"""The values that go into a routing decision and come out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+
+class Tier(IntEnum):
+    """Where a replica holds a KV block. Lower is faster."""
+
+    GPU = 0
+    CPU = 1
+    STORAGE = 2
+
+
+class Role(Enum):
+    """The part of a request a replica takes. BOTH serves any."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Reason(Enum):
+    """Why the chosen replica was chosen, strongest evidence first."""
+
+    EXACT = "exact"  # its reported KV blocks cover most of the prompt's known prefix
+    SPECULATIVE = "speculative"  # this router sent the prefix there a moment ago
+    RING = "ring"  # nobody holds the prefix: its home on the ring
+    SPILL = "spill"  # a better match exists, but is full or costs more
+    LEAST_LOADED = "least_loaded"  # all are over the bound: the one that is least over
+    ROUND_ROBIN = "round_robin"  # the baseline policy
+    PANIC = "panic"  # too few are healthy to trust the verdict: all are tried
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One replica of a model, as the registry announces it.
+
+    `capacity` is its relative weight (1.0 for the reference machine). `prefill_rate` is measured in
+    uncached prompt tokens per second; `block_size` in tokens; `kv_blocks` is the GPU cache's size in
+    blocks, 0 when unknown. An empty `adapters` means base model only.
+    """
+
+    id: str
+    block_size: int = 16
+    capacity: float = 1.0
+    prefill_rate: float = 10_000.0
+    kv_blocks: int = 0
+    role: Role = Role.BOTH
+    ready: bool = True
+    draining: bool = False
+    adapters: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the router knows of a request: block keys (u64) of its full blocks, and sizes in tokens.
+
+    `exclude` names replicas that already failed this request.
+    """
+
+    keys: Sequence[int]
+    prompt_tokens: int
+    block_size: int = 16
+    output_tokens: int = 0
+    adapter: str = ""
+    role: Role = Role.BOTH
+    exclude: frozenset[str] = frozenset()
+
+
+class Candidate(NamedTuple):
+    """One replica as the decision saw it.
+
+    `cost` is in seconds until the first token; `load`, `weight` and `bound` in tokens: it is open while
+    load + weight ≤ bound. `exact` and `speculative` are the matched prompt tokens by evidence (the second
+    includes the first), `trust` the confidence in its digest from 0 to 1. `ring_rank` is its place in the
+    ring order of the prompt's prefix.
+    """
+
+    replica: str
+    cost: float
+    load: float
+    weight: float
+    bound: float
+    exact: int
+    speculative: int
+    trust: float
+    ring_rank: int
+
+    @property
+    def open(self) -> bool:
+        """Whether the bound admits this request here."""
+        return self.load + self.weight <= self.bound
+
+
+class Decision(NamedTuple):
+    """Where a request goes, why, and where to next if that fails before the first token.
+
+    `cached_tokens` is the predicted hit; `prefill_tokens` what is left to compute. `over_bound` is set
+    when no replica was open and the least loaded took it. `candidates` lists every replica considered when
+    the decision was asked to explain itself, and is empty otherwise.
+    """
+
+    replica: str
+    reason: Reason
+    cached_tokens: int
+    prefill_tokens: int
+    over_bound: bool
+    fallbacks: tuple[str, ...]
+    candidates: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole set of a replica's blocks. `digests` are XORs of the keys per tier, checked when given."""
+
+    epoch: int
+    sequence: int
+    keys: Mapping[Tier, Sequence[int]]
+    digests: Mapping[Tier, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What changed since `sequence − 1` of the same epoch. `digests` are those after the change."""
+
+    epoch: int
+    sequence: int
+    stored: Mapping[Tier, Sequence[int]]
+    removed: Mapping[Tier, Sequence[int]]
+    digests: Mapping[Tier, int] = field(default_factory=dict)
+
+
+class Sync(Enum):
+    """What became of a snapshot or delta."""
+
+    APPLIED = "applied"
+    STALE = "stale"  # older than what is held: ignored
+    RESYNC = "resync"  # gap, new epoch or wrong digest: ask for a snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingConfig:
+    """How a pool of replicas is routed. Defaults come from the front that `bench/mooncake.py` prints."""
+
+    epsilon: float = 1.0
+    """The slack of the bound: a replica may hold (1 + epsilon) times its fair share of the load."""
+    floor_tokens: float = 8_192.0
+    """A replica is open below this load whatever its share: affinity holds when the fleet is quiet."""
+    kv_weight: float = 0.1
+    """Load of one token of active KV, in queued prefill tokens."""
+    decode_pressure_s: float = 0.0
+    """Cost in seconds of each 1,000 tokens of active KV on a replica."""
+    vnodes: int = 128
+    """Points on the ring for capacity 1.0."""
+    speculative_credit: float = 0.95
+    """The share of a speculative match that counts as cached."""
+    tier_credit: tuple[float, float, float] = (1.0, 0.7, 0.3)
+    """The share of a match in each tier (GPU, CPU, STORAGE) that counts as cached."""
+    digest_fresh_s: float = 15.0
+    digest_stale_s: float = 60.0
+    """Trust in a digest falls from 1 at the first age to 0 at the second."""
+    speculation_ttl_s: float = 10.0
+    """How long, at least, a dispatch vouches for its blocks before the digest does; at most twice that."""
+    speculation_limit: int = 262_144
+    """Keys that speculation holds per generation, of which there are two."""
+    panic_share: float = 0.5
+    """With fewer than this share of the ready replicas admitted by health, all are tried."""
