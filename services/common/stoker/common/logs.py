@@ -1,0 +1,39 @@
+"""structlog, set up once per process: JSON in services, coloured text on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+from stoker.common.errors import StokerError
+
+# Local variables stay out of the log: they hold prompts.
+_TRACEBACK = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+
+
+def setup(service: str, level: str = "info") -> None:
+    """Configures structlog and the standard library's logging to write one line per event to stderr."""
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise StokerError(f"log level {level!r} is unknown: use debug, info, warning or error", reason="BAD_CONFIG")
+    pretty = sys.stderr.isatty()
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        if pretty
+        else [structlog.processors.ExceptionRenderer(_TRACEBACK), structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[*shared, *renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+    logging.basicConfig(stream=sys.stderr, level=max(number, logging.WARNING), format="%(name)s: %(message)s")

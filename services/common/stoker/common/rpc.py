@@ -1,0 +1,265 @@
+"""gRPC as every Stoker service speaks it: options, standard services, and errors with details.
+
+A handler raises `StokerError`; the caller gets a `google.rpc.Status` with `ErrorInfo` (reason), `RetryInfo`
+and `BadRequest` where they apply. Anything else a handler raises costs that call alone: INTERNAL, logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+
+from stoker.common.errors import Code, FieldViolation, StokerError
+
+log = structlog.get_logger(__name__)
+
+ERROR_DOMAIN = "stoker"
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""Largest gRPC message in either direction: 16 MiB, about two million prompt tokens. See docs/errors.md."""
+
+_KEEPALIVE: list[tuple[str, int]] = [
+    # A peer that vanished without a FIN is noticed within 13 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    *_KEEPALIVE,
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    # Without a pool of its own a channel shares the subchannel's back-off with every other in the process.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_KEEPALIVE,
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Two processes on one port must be a choice, not an accident.
+    ("grpc.so_reuseport", 0),
+]
+
+
+def channel(target: str) -> grpc.aio.Channel:
+    """A channel to `target` (host:port) with Stoker's keepalive, back-off and message bounds."""
+    return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+
+
+# --- errors ------------------------------------------------------------------------------------------------
+
+
+def status_of(error: StokerError) -> status_pb2.Status:
+    """The error as `google.rpc.Status` with its details."""
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.metadata)
+    details: list[Any] = [info]
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    if error.fields:
+        violations = [
+            error_details_pb2.BadRequest.FieldViolation(field=f.field, description=f.description)
+            for f in error.fields
+        ]
+        details.append(error_details_pb2.BadRequest(field_violations=violations))
+    packed = []
+    for detail in details:
+        any_detail = any_pb2.Any()
+        any_detail.Pack(detail)
+        packed.append(any_detail)
+    code = code_pb2.Code.Value(error.code.name)
+    return status_pb2.Status(code=code, message=error.message, details=packed)
+
+
+def error_from(call_error: grpc.RpcError) -> StokerError:
+    """What a server said, as the error it raised; transport failures become UNAVAILABLE and the like."""
+    status = None
+    try:
+        status = rpc_status.from_call(call_error)
+    except (ValueError, AttributeError):  # details that contradict the status line: trust the line
+        log.debug("rpc.status_details_unreadable")
+    grpc_code = getattr(call_error, "code", lambda: None)() or grpc.StatusCode.UNKNOWN
+    code = Code[grpc_code.name] if grpc_code.name in Code.__members__ else Code.INTERNAL
+    message = getattr(call_error, "details", lambda: None)() or grpc_code.name
+    reason, metadata, retry_after_s = code.name, {}, None
+    fields: tuple[FieldViolation, ...] = ()
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        retry = error_details_pb2.RetryInfo()
+        bad = error_details_pb2.BadRequest()
+        if detail.Unpack(info):
+            reason, metadata = info.reason, dict(info.metadata)
+        elif detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+        elif detail.Unpack(bad):
+            fields = tuple(FieldViolation(v.field, v.description) for v in bad.field_violations)
+    return StokerError(
+        message, reason=reason, code=code, retry_after_s=retry_after_s, fields=fields, metadata=metadata
+    )
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StokerError) -> NoReturn:
+    """Ends a call with `error` and its details."""
+    status = rpc_status.to_status(status_of(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort returned")
+
+
+class _ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns what handlers raise into statuses."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith("/stoker."):
+            return handler
+        method = handler_call_details.method
+        wrap = _guard_stream if handler.response_streaming else _guard_unary
+        kind = ("stream" if handler.request_streaming else "unary") + (
+            "_stream" if handler.response_streaming else "_unary"
+        )
+        factory = getattr(grpc, f"{kind}_rpc_method_handler")
+        return factory(  # type: ignore[no-any-return]
+            wrap(getattr(handler, kind), method),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _guard_unary(inner: Callable[[Any, Any], Awaitable[Any]], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await inner(request, context)
+        except Exception as error:  # noqa: BLE001 - one bad call must not cost the process
+            await _abort_with(context, error, method)
+
+    return guarded
+
+
+def _guard_stream(
+    inner: Callable[[Any, Any], AsyncIterator[Any]], method: str
+) -> Callable[[Any, Any], AsyncIterator[Any]]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        try:
+            async for response in inner(request, context):
+                yield response
+        except Exception as error:  # noqa: BLE001 - one bad call must not cost the process
+            await _abort_with(context, error, method)
+
+    return guarded
+
+
+async def _abort_with(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str) -> None:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, grpc.RpcError):  # a call made by the handler failed: pass its status on
+        error = error_from(error)
+    if not isinstance(error, StokerError):
+        incident = secrets.token_hex(4)
+        log.error("rpc.internal_error", method=method, incident=incident, exc_info=error)
+        error = StokerError(f"internal error; look for incident={incident} in the service's log")
+    await abort(context, error)
+
+
+# --- server ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class RpcServer:
+    """A gRPC server with health (Watch included), reflection and channelz.
+
+    Services are added through `server`; `services` are their full names, for health and reflection.
+    It starts as NOT_SERVING; `set_serving` says when it is.
+    """
+
+    server: grpc.aio.Server
+    health: health_aio.HealthServicer
+    services: tuple[str, ...]
+    port: int
+
+    @classmethod
+    def bind(
+        cls,
+        listen: str,
+        services: Sequence[str],
+        *,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_concurrent_rpcs: int = 10_000,
+    ) -> RpcServer:
+        """Binds `listen` (host:port, port 0 for a free one). Raises StokerError when the port is taken."""
+        server = grpc.aio.server(
+            interceptors=[_ErrorInterceptor(), *interceptors],
+            options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=max_concurrent_rpcs,
+        )
+        health = health_aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        channelz.add_channelz_servicer(server)
+        names = (*services, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        try:
+            port = server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise StokerError(
+                f"cannot listen on {listen}: {error}; choose another address in the configuration",
+                reason="ADDRESS_IN_USE",
+            ) from error
+        return cls(server, health, tuple(services), port)
+
+    async def start(self) -> None:
+        """Accepts connections, as NOT_SERVING."""
+        await self.set_serving(False)
+        await self.server.start()
+
+    async def set_serving(self, serving: bool) -> None:
+        """Says whether calls are welcome, for the whole server and each service."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *self.services):
+            await self.health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuses new calls, lets running ones finish for `grace_s` seconds, then cancels them."""
+        await self.set_serving(False)
+        await self.server.stop(grace_s)
+
+
+async def wait_serving(target: str, timeout_s: float) -> bool:
+    """True once `target` reports SERVING; False after `timeout_s` seconds without."""
+    async with channel(target) as ch:
+        stub = health_pb2_grpc.HealthStub(ch)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    try:
+                        reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=2, wait_for_ready=True)
+                        if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                            return True
+                    except grpc.RpcError:
+                        log.debug("rpc.not_serving_yet", target=target)
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            return False
