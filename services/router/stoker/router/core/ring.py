@@ -16,7 +16,7 @@ class Ring:
 
     def __init__(self, weights: Mapping[str, float], vnodes: int = 128) -> None:
         points = [
-            (xxhash.xxh3_64_intdigest(f"{replica}\0{number}"), replica)
+            (xxhash.xxh3_64_intdigest(f"{replica}\0{number}".encode()), replica)
             for replica, weight in weights.items()
             for number in range(max(1, round(vnodes * weight)))
         ]
