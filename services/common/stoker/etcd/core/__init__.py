@@ -1,0 +1,1 @@
+"""The decisions of the etcd layer, as pure functions: no clock, no network, no randomness."""

@@ -1,0 +1,205 @@
+"""Channels to every endpoint, and one rule for moving between them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import grpc
+import structlog
+
+from stoker.etcd import wire
+from stoker.etcd.core import backoff
+from stoker.etcd.core.endpoints import Endpoints
+from stoker.etcd.core.failure import Failure, judge
+from stoker.etcd.errors import Ambiguous, EtcdError, EtcdUnavailable, to_error
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+# A response larger than this is refused. Ranges are read in pages and watches in fragments, well below it.
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+
+_OPTIONS: list[tuple[str, Any]] = [
+    # A half-open connection is dead within 13 s, also between calls.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A restarted server is found again within 2 s.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Whether to send a write twice is decided here, never below.
+    ("grpc.enable_retries", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+]
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Certificates in PEM: the authority to trust, and the client's own pair where etcd asks for one.
+
+    `server_name` replaces the endpoint's host in the check of the server's certificate.
+    """
+
+    ca: bytes
+    certificate: bytes | None = None
+    key: bytes | None = None
+    server_name: str | None = None
+
+    @classmethod
+    def from_files(
+        cls,
+        ca: Path,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        server_name: str | None = None,
+    ) -> Self:
+        """Read the PEM files; OSError names the one that cannot be read."""
+        return cls(
+            ca.read_bytes(),
+            certificate.read_bytes() if certificate else None,
+            key.read_bytes() if key else None,
+            server_name,
+        )
+
+
+class Connection:
+    """One endpoint: its channel and its stubs."""
+
+    def __init__(self, address: str, tls: Tls | None) -> None:
+        self.address = address
+        if tls is None:
+            self.channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+            name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
+            self.channel = grpc.aio.secure_channel(address, credentials, options=[*_OPTIONS, *name])
+        self.kv = wire.stubs.KVStub(self.channel)
+        self.lease = wire.stubs.LeaseStub(self.channel)
+        self.watch = wire.stubs.WatchStub(self.channel)
+        self.maintenance = wire.stubs.MaintenanceStub(self.channel)
+
+
+class CallFailed(Exception):
+    """One try at one endpoint failed; internal to the layer, which turns it into an EtcdError."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+    @classmethod
+    def of(cls, error: grpc.aio.AioRpcError) -> Self:
+        """Judge what gRPC raised."""
+        return cls(judge(error.code().name, error.details() or ""))
+
+    @classmethod
+    def timeout(cls, text: str) -> Self:
+        """No answer in the time that was given."""
+        return cls(judge("DEADLINE_EXCEEDED", text))
+
+
+async def unary(method: Callable[..., Awaitable[Any]], request: Any, timeout: float) -> Any:
+    """One unary call with a deadline; raises CallFailed."""
+    try:
+        return await method(request, timeout=timeout, metadata=wire.HAS_LEADER)
+    except grpc.aio.AioRpcError as error:
+        raise CallFailed.of(error) from error
+
+
+class Transport:
+    """Connections to all endpoints; calls go to one that works.
+
+    `attempt_timeout_s` bounds one try of a repeatable call, so that a frozen member costs that and no more.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[str], tls: Tls | None, *, attempt_timeout_s: float, rng: random.Random
+    ) -> None:
+        self._connections = [Connection(address, tls) for address in endpoints]
+        self._endpoints = Endpoints(len(endpoints), rng.randrange(len(endpoints)))
+        self.attempt_timeout_s = attempt_timeout_s
+        self._rng = rng
+
+    def pick(self) -> Connection:
+        """The endpoint to use now."""
+        return self._connections[self._endpoints.pick(_now())]
+
+    def failed(self, connection: Connection, failure: Failure) -> None:
+        """Avoid this endpoint for a while."""
+        index = self._connections.index(connection)
+        wait = backoff.delay(self._endpoints.failures(index), self._rng.random(), base_s=0.2, cap_s=5.0)
+        self._endpoints.failed(index, _now() + wait)
+        log.info("etcd endpoint avoided", endpoint=connection.address, cause=failure.text, seconds=round(wait, 2))
+
+    def worked(self, connection: Connection) -> None:
+        """Trust this endpoint again."""
+        self._endpoints.succeeded(self._connections.index(connection))
+
+    def pause(self, attempt: int, cap_s: float = 3.0) -> float:
+        """Seconds to wait before the next try: none while another endpoint is good."""
+        if self._endpoints.has_good(_now()):
+            return 0.0
+        return backoff.delay(attempt, self._rng.random(), cap_s=cap_s)
+
+    async def call(
+        self,
+        what: str,
+        attempt: Callable[[Connection, float], Awaitable[T]],
+        *,
+        timeout: float,
+        idempotent: bool,
+    ) -> T:
+        """Run `attempt(connection, seconds)` until it gives a result, moving on from endpoints that fail.
+
+        Raises Ambiguous when a write that must not be repeated may have happened, EtcdUnavailable when the
+        `timeout` (seconds, over all tries) is used up, and at once what trying again cannot help.
+        """
+        deadline = _now() + timeout
+        tries = 0
+        while True:
+            connection = self.pick()
+            left = deadline - _now()
+            try:
+                result = await attempt(connection, min(left, self.attempt_timeout_s) if idempotent else left)
+            except CallFailed as error:
+                failure = error.failure
+                if not failure.passing:
+                    raise to_error(what, failure, connection.address) from error
+                self.failed(connection, failure)
+                if failure.maybe_applied and not idempotent:
+                    raise Ambiguous(
+                        f"etcd {what} at {connection.address}: the answer was lost ({failure.text}); "
+                        "read the keys before writing again"
+                    ) from error
+                wait = self.pause(tries)
+                if _now() + wait >= deadline:
+                    raise _gave_up(what, failure, connection, timeout) from error
+                tries += 1
+                await asyncio.sleep(wait)
+            else:
+                self.worked(connection)
+                return result
+
+    async def close(self) -> None:
+        """Close every channel; calls in flight fail."""
+        await asyncio.gather(*(connection.channel.close() for connection in self._connections))
+
+
+def _gave_up(what: str, failure: Failure, connection: Connection, timeout: float) -> EtcdError:
+    error = to_error(what, failure, connection.address)
+    kind = type(error) if isinstance(error, EtcdUnavailable) else EtcdUnavailable
+    return kind(
+        f"etcd {what}: no endpoint answered within {timeout:g} s; the last tried, {connection.address}, "
+        f"said: {failure.text}",
+        retry_after_s=1.0,
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
