@@ -7,6 +7,7 @@ and `BadRequest` where they apply. Anything else a handler raises costs that cal
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from grpc_status import rpc_status
 from stoker.common.errors import Code, FieldViolation, StokerError
 
 log = structlog.get_logger(__name__)
+
+# gRPC's own logger writes unstructured lines about every GOAWAY; what matters reaches us as statuses.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 ERROR_DOMAIN = "stoker"
 

@@ -1,0 +1,78 @@
+"""Errors across gRPC: reasons, fields and retry delays arrive; surprises cost one call and tell nothing."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from stoker.api.scaler.v1 import scaler_pb2, scaler_pb2_grpc
+from stoker.common import rpc
+from stoker.common.errors import Code, FieldViolation, InvalidRequest, StokerError, Unavailable
+
+SERVICE = "stoker.api.scaler.v1.ScalerService"
+Handler = Callable[[Any], Awaitable[scaler_pb2.GetScalerStatusResponse]]
+
+
+async def _call(handler: Handler) -> scaler_pb2.GetScalerStatusResponse:
+    class Servicer(scaler_pb2_grpc.ScalerServiceServicer):
+        async def GetScalerStatus(self, request: Any, context: Any) -> scaler_pb2.GetScalerStatusResponse:
+            return await handler(context)
+
+    server = rpc.RpcServer.bind("127.0.0.1:0", [SERVICE])
+    scaler_pb2_grpc.add_ScalerServiceServicer_to_server(Servicer(), server.server)
+    await server.start()
+    try:
+        async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
+            stub = scaler_pb2_grpc.ScalerServiceStub(channel)
+            return await stub.GetScalerStatus(scaler_pb2.GetScalerStatusRequest(), timeout=5)
+    finally:
+        await server.stop(0)
+
+
+async def _error(raised: Exception) -> StokerError:
+    async def handler(_: Any) -> scaler_pb2.GetScalerStatusResponse:
+        raise raised
+
+    with pytest.raises(grpc.RpcError) as caught:
+        await _call(handler)
+    return rpc.error_from(caught.value)
+
+
+@pytest.mark.parametrize("code", list(Code))
+async def test_every_code_arrives_as_itself(code: Code) -> None:
+    error = await _error(StokerError("m", code=code, reason="R"))
+    assert (error.code, error.reason, error.message) == (code, "R", "m")
+
+
+async def test_fields_and_retry_delay_arrive() -> None:
+    error = await _error(InvalidRequest.field("sampling.n", "must be at least 1"))
+    assert error.fields == (FieldViolation("sampling.n", "must be at least 1"),)
+    error = await _error(Unavailable("later", retry_after_s=1.5, metadata={"leader": "x"}))
+    assert error.retry_after_s == pytest.approx(1.5)
+    assert error.metadata == {"leader": "x"}
+
+
+async def test_surprises_tell_nothing_of_the_inside() -> None:
+    error = await _error(ValueError("prompt text that must not leak"))
+    assert error.code is Code.INTERNAL
+    assert "leak" not in error.message
+    assert "incident=" in error.message
+
+
+async def test_taken_port_is_an_error_that_names_it() -> None:
+    first = rpc.RpcServer.bind("127.0.0.1:0", [])
+    with pytest.raises(StokerError, match=str(first.port)) as caught:
+        rpc.RpcServer.bind(f"127.0.0.1:{first.port}", [])
+    assert caught.value.reason == "ADDRESS_IN_USE"
+    await first.stop(0)
+
+
+async def test_serving_is_told_by_health() -> None:
+    server = rpc.RpcServer.bind("127.0.0.1:0", [SERVICE])
+    await server.start()
+    target = f"127.0.0.1:{server.port}"
+    assert not await rpc.wait_serving(target, 0.3)
+    await server.set_serving(True)
+    assert await rpc.wait_serving(target, 5)
+    await server.stop(0)
