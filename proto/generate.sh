@@ -13,5 +13,5 @@ mkdir -p "$out"
 rm -rf "$out/stoker/api"
 # shellcheck disable=SC2046
 PATH="$PWD/$venv/bin:$PATH" $venv/bin/python -m grpc_tools.protoc -Iproto \
-  --python_out="$out" --grpc_python_out="$out" --mypy_out=readable_stubs:"$out" --mypy_grpc_out=readable_stubs:"$out" \
+  --python_out="$out" --grpc_python_out="$out" --mypy_out=readable_stubs:"$out" --mypy_grpc_out="$out" \
   $(find proto -name '*.proto' -printf '%P\n' | sort)

@@ -54,12 +54,12 @@ def test_bad_settings_name_the_field(override: str, says: str) -> None:
 def test_bad_files_are_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(text)
-    with pytest.raises(config.ConfigError, match="s.yaml"):
+    with pytest.raises(config.ConfigError, match=r"s\.yaml"):
         config.load(Settings, path)
 
 
 def test_missing_file_is_named() -> None:
-    with pytest.raises(config.ConfigError, match="/nowhere.yaml"):
+    with pytest.raises(config.ConfigError, match=r"/nowhere\.yaml"):
         config.load(Settings, Path("/nowhere.yaml"))
 
 

@@ -3,193 +3,158 @@
 isort:skip_file
 The inference API, served by the router for the fleet and by each node agent for its own replicas."""
 
+import abc
+import collections.abc
+import grpc
+import grpc.aio
+import stoker.api.inference.v1.inference_pb2
 import sys
+import typing
 
 if sys.version_info >= (3, 13):
     import typing as typing_extensions
 else:
     import typing_extensions
-from abc import (
-    ABCMeta,
-    abstractmethod,
-)
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Iterator,
-)
-from grpc import (
-    Channel,
-    Server,
-    ServicerContext,
-    UnaryStreamMultiCallable,
-    UnaryUnaryMultiCallable,
-)
-from grpc.aio import (
-    Channel,
-    Server,
-    ServicerContext,
-    UnaryStreamMultiCallable,
-    UnaryUnaryMultiCallable,
-)
-from stoker.api.inference.v1.inference_pb2 import (
-    EmbedRequest,
-    EmbedResponse,
-    GenerateRequest,
-    GenerateResponse,
-    GetModelRequest,
-    GetModelResponse,
-    ListModelsRequest,
-    ListModelsResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-)
-from typing import (
-    Generic,
-    TypeVar,
-    Union,
-    overload,
-)
 
-_T = TypeVar("_T")
+_T = typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(AsyncIterator[_T], Iterator[_T], metaclass=ABCMeta): ...
+class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
 
-class _ServicerContext(ServicerContext, ServicerContext):  # type: ignore[misc, type-arg]
+class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 _InferenceServiceGenerateType = typing_extensions.TypeVar(
     '_InferenceServiceGenerateType',
-    UnaryStreamMultiCallable[
-        GenerateRequest,
-        GenerateResponse,
+    grpc.UnaryStreamMultiCallable[
+        stoker.api.inference.v1.inference_pb2.GenerateRequest,
+        stoker.api.inference.v1.inference_pb2.GenerateResponse,
     ],
-    UnaryStreamMultiCallable[
-        GenerateRequest,
-        GenerateResponse,
+    grpc.aio.UnaryStreamMultiCallable[
+        stoker.api.inference.v1.inference_pb2.GenerateRequest,
+        stoker.api.inference.v1.inference_pb2.GenerateResponse,
     ],
-    default=UnaryStreamMultiCallable[
-        GenerateRequest,
-        GenerateResponse,
+    default=grpc.UnaryStreamMultiCallable[
+        stoker.api.inference.v1.inference_pb2.GenerateRequest,
+        stoker.api.inference.v1.inference_pb2.GenerateResponse,
     ],
 )
 
 _InferenceServiceEmbedType = typing_extensions.TypeVar(
     '_InferenceServiceEmbedType',
-    UnaryUnaryMultiCallable[
-        EmbedRequest,
-        EmbedResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.EmbedRequest,
+        stoker.api.inference.v1.inference_pb2.EmbedResponse,
     ],
-    UnaryUnaryMultiCallable[
-        EmbedRequest,
-        EmbedResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.EmbedRequest,
+        stoker.api.inference.v1.inference_pb2.EmbedResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        EmbedRequest,
-        EmbedResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.EmbedRequest,
+        stoker.api.inference.v1.inference_pb2.EmbedResponse,
     ],
 )
 
 _InferenceServiceTokenizeType = typing_extensions.TypeVar(
     '_InferenceServiceTokenizeType',
-    UnaryUnaryMultiCallable[
-        TokenizeRequest,
-        TokenizeResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.TokenizeRequest,
+        stoker.api.inference.v1.inference_pb2.TokenizeResponse,
     ],
-    UnaryUnaryMultiCallable[
-        TokenizeRequest,
-        TokenizeResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.TokenizeRequest,
+        stoker.api.inference.v1.inference_pb2.TokenizeResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        TokenizeRequest,
-        TokenizeResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.TokenizeRequest,
+        stoker.api.inference.v1.inference_pb2.TokenizeResponse,
     ],
 )
 
 _InferenceServiceListModelsType = typing_extensions.TypeVar(
     '_InferenceServiceListModelsType',
-    UnaryUnaryMultiCallable[
-        ListModelsRequest,
-        ListModelsResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.ListModelsRequest,
+        stoker.api.inference.v1.inference_pb2.ListModelsResponse,
     ],
-    UnaryUnaryMultiCallable[
-        ListModelsRequest,
-        ListModelsResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.ListModelsRequest,
+        stoker.api.inference.v1.inference_pb2.ListModelsResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        ListModelsRequest,
-        ListModelsResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.ListModelsRequest,
+        stoker.api.inference.v1.inference_pb2.ListModelsResponse,
     ],
 )
 
 _InferenceServiceGetModelType = typing_extensions.TypeVar(
     '_InferenceServiceGetModelType',
-    UnaryUnaryMultiCallable[
-        GetModelRequest,
-        GetModelResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.GetModelRequest,
+        stoker.api.inference.v1.inference_pb2.GetModelResponse,
     ],
-    UnaryUnaryMultiCallable[
-        GetModelRequest,
-        GetModelResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.GetModelRequest,
+        stoker.api.inference.v1.inference_pb2.GetModelResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        GetModelRequest,
-        GetModelResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.GetModelRequest,
+        stoker.api.inference.v1.inference_pb2.GetModelResponse,
     ],
 )
 
-class InferenceServiceStub(Generic[_InferenceServiceGenerateType, _InferenceServiceEmbedType, _InferenceServiceTokenizeType, _InferenceServiceListModelsType, _InferenceServiceGetModelType]):
+class InferenceServiceStub(typing.Generic[_InferenceServiceGenerateType, _InferenceServiceEmbedType, _InferenceServiceTokenizeType, _InferenceServiceListModelsType, _InferenceServiceGetModelType]):
     """Text generation and what belongs to it."""
 
-    @overload
+    @typing.overload
     def __init__(self: InferenceServiceStub[
-        UnaryStreamMultiCallable[
-            GenerateRequest,
-            GenerateResponse,
+        grpc.UnaryStreamMultiCallable[
+            stoker.api.inference.v1.inference_pb2.GenerateRequest,
+            stoker.api.inference.v1.inference_pb2.GenerateResponse,
         ],
-        UnaryUnaryMultiCallable[
-            EmbedRequest,
-            EmbedResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.inference.v1.inference_pb2.EmbedRequest,
+            stoker.api.inference.v1.inference_pb2.EmbedResponse,
         ],
-        UnaryUnaryMultiCallable[
-            TokenizeRequest,
-            TokenizeResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.inference.v1.inference_pb2.TokenizeRequest,
+            stoker.api.inference.v1.inference_pb2.TokenizeResponse,
         ],
-        UnaryUnaryMultiCallable[
-            ListModelsRequest,
-            ListModelsResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.inference.v1.inference_pb2.ListModelsRequest,
+            stoker.api.inference.v1.inference_pb2.ListModelsResponse,
         ],
-        UnaryUnaryMultiCallable[
-            GetModelRequest,
-            GetModelResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.inference.v1.inference_pb2.GetModelRequest,
+            stoker.api.inference.v1.inference_pb2.GetModelResponse,
         ],
-    ], channel: Channel) -> None: ...
+    ], channel: grpc.Channel) -> None: ...
 
-    @overload
+    @typing.overload
     def __init__(self: InferenceServiceStub[
-        UnaryStreamMultiCallable[
-            GenerateRequest,
-            GenerateResponse,
+        grpc.aio.UnaryStreamMultiCallable[
+            stoker.api.inference.v1.inference_pb2.GenerateRequest,
+            stoker.api.inference.v1.inference_pb2.GenerateResponse,
         ],
-        UnaryUnaryMultiCallable[
-            EmbedRequest,
-            EmbedResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.inference.v1.inference_pb2.EmbedRequest,
+            stoker.api.inference.v1.inference_pb2.EmbedResponse,
         ],
-        UnaryUnaryMultiCallable[
-            TokenizeRequest,
-            TokenizeResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.inference.v1.inference_pb2.TokenizeRequest,
+            stoker.api.inference.v1.inference_pb2.TokenizeResponse,
         ],
-        UnaryUnaryMultiCallable[
-            ListModelsRequest,
-            ListModelsResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.inference.v1.inference_pb2.ListModelsRequest,
+            stoker.api.inference.v1.inference_pb2.ListModelsResponse,
         ],
-        UnaryUnaryMultiCallable[
-            GetModelRequest,
-            GetModelResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.inference.v1.inference_pb2.GetModelRequest,
+            stoker.api.inference.v1.inference_pb2.GetModelResponse,
         ],
-    ], channel: Channel) -> None: ...
+    ], channel: grpc.aio.Channel) -> None: ...
 
     Generate: _InferenceServiceGenerateType
     """Generates, streaming: one Started, any number of Deltas, one Finished. Cancelling the call frees the
@@ -209,71 +174,71 @@ class InferenceServiceStub(Generic[_InferenceServiceGenerateType, _InferenceServ
     """Describes one model."""
 
 InferenceServiceAsyncStub: typing_extensions.TypeAlias = InferenceServiceStub[
-    UnaryStreamMultiCallable[
-        GenerateRequest,
-        GenerateResponse,
+    grpc.aio.UnaryStreamMultiCallable[
+        stoker.api.inference.v1.inference_pb2.GenerateRequest,
+        stoker.api.inference.v1.inference_pb2.GenerateResponse,
     ],
-    UnaryUnaryMultiCallable[
-        EmbedRequest,
-        EmbedResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.EmbedRequest,
+        stoker.api.inference.v1.inference_pb2.EmbedResponse,
     ],
-    UnaryUnaryMultiCallable[
-        TokenizeRequest,
-        TokenizeResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.TokenizeRequest,
+        stoker.api.inference.v1.inference_pb2.TokenizeResponse,
     ],
-    UnaryUnaryMultiCallable[
-        ListModelsRequest,
-        ListModelsResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.ListModelsRequest,
+        stoker.api.inference.v1.inference_pb2.ListModelsResponse,
     ],
-    UnaryUnaryMultiCallable[
-        GetModelRequest,
-        GetModelResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.inference.v1.inference_pb2.GetModelRequest,
+        stoker.api.inference.v1.inference_pb2.GetModelResponse,
     ],
 ]
 
-class InferenceServiceServicer(metaclass=ABCMeta):
+class InferenceServiceServicer(metaclass=abc.ABCMeta):
     """Text generation and what belongs to it."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def Generate(
         self,
-        request: GenerateRequest,
+        request: stoker.api.inference.v1.inference_pb2.GenerateRequest,
         context: _ServicerContext,
-    ) -> Union[Iterator[GenerateResponse], AsyncIterator[GenerateResponse]]:
+    ) -> typing.Union[collections.abc.Iterator[stoker.api.inference.v1.inference_pb2.GenerateResponse], collections.abc.AsyncIterator[stoker.api.inference.v1.inference_pb2.GenerateResponse]]:
         """Generates, streaming: one Started, any number of Deltas, one Finished. Cancelling the call frees the
         engine within a second.
         """
 
-    @abstractmethod
+    @abc.abstractmethod
     def Embed(
         self,
-        request: EmbedRequest,
+        request: stoker.api.inference.v1.inference_pb2.EmbedRequest,
         context: _ServicerContext,
-    ) -> Union[EmbedResponse, Awaitable[EmbedResponse]]:
+    ) -> typing.Union[stoker.api.inference.v1.inference_pb2.EmbedResponse, collections.abc.Awaitable[stoker.api.inference.v1.inference_pb2.EmbedResponse]]:
         """Embeds texts."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def Tokenize(
         self,
-        request: TokenizeRequest,
+        request: stoker.api.inference.v1.inference_pb2.TokenizeRequest,
         context: _ServicerContext,
-    ) -> Union[TokenizeResponse, Awaitable[TokenizeResponse]]:
+    ) -> typing.Union[stoker.api.inference.v1.inference_pb2.TokenizeResponse, collections.abc.Awaitable[stoker.api.inference.v1.inference_pb2.TokenizeResponse]]:
         """Renders and tokenizes a prompt exactly as Generate would."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def ListModels(
         self,
-        request: ListModelsRequest,
+        request: stoker.api.inference.v1.inference_pb2.ListModelsRequest,
         context: _ServicerContext,
-    ) -> Union[ListModelsResponse, Awaitable[ListModelsResponse]]:
+    ) -> typing.Union[stoker.api.inference.v1.inference_pb2.ListModelsResponse, collections.abc.Awaitable[stoker.api.inference.v1.inference_pb2.ListModelsResponse]]:
         """Lists the models that can be asked for."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def GetModel(
         self,
-        request: GetModelRequest,
+        request: stoker.api.inference.v1.inference_pb2.GetModelRequest,
         context: _ServicerContext,
-    ) -> Union[GetModelResponse, Awaitable[GetModelResponse]]:
+    ) -> typing.Union[stoker.api.inference.v1.inference_pb2.GetModelResponse, collections.abc.Awaitable[stoker.api.inference.v1.inference_pb2.GetModelResponse]]:
         """Describes one model."""
 
-def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: Union[Server, Server]) -> None: ...
+def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -3,141 +3,110 @@
 isort:skip_file
 The node agent beside InferenceService."""
 
+import abc
+import collections.abc
+import grpc
+import grpc.aio
+import stoker.api.node.v1.node_pb2
 import sys
+import typing
 
 if sys.version_info >= (3, 13):
     import typing as typing_extensions
 else:
     import typing_extensions
-from abc import (
-    ABCMeta,
-    abstractmethod,
-)
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Iterator,
-)
-from grpc import (
-    Channel,
-    Server,
-    ServicerContext,
-    UnaryStreamMultiCallable,
-    UnaryUnaryMultiCallable,
-)
-from grpc.aio import (
-    Channel,
-    Server,
-    ServicerContext,
-    UnaryStreamMultiCallable,
-    UnaryUnaryMultiCallable,
-)
-from stoker.api.node.v1.node_pb2 import (
-    FetchTokenizerRequest,
-    FetchTokenizerResponse,
-    GetNodeRequest,
-    GetNodeResponse,
-    TailLogRequest,
-    TailLogResponse,
-)
-from typing import (
-    Generic,
-    TypeVar,
-    Union,
-    overload,
-)
 
-_T = TypeVar("_T")
+_T = typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(AsyncIterator[_T], Iterator[_T], metaclass=ABCMeta): ...
+class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
 
-class _ServicerContext(ServicerContext, ServicerContext):  # type: ignore[misc, type-arg]
+class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 _NodeServiceGetNodeType = typing_extensions.TypeVar(
     '_NodeServiceGetNodeType',
-    UnaryUnaryMultiCallable[
-        GetNodeRequest,
-        GetNodeResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.node.v1.node_pb2.GetNodeRequest,
+        stoker.api.node.v1.node_pb2.GetNodeResponse,
     ],
-    UnaryUnaryMultiCallable[
-        GetNodeRequest,
-        GetNodeResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.node.v1.node_pb2.GetNodeRequest,
+        stoker.api.node.v1.node_pb2.GetNodeResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        GetNodeRequest,
-        GetNodeResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.node.v1.node_pb2.GetNodeRequest,
+        stoker.api.node.v1.node_pb2.GetNodeResponse,
     ],
 )
 
 _NodeServiceFetchTokenizerType = typing_extensions.TypeVar(
     '_NodeServiceFetchTokenizerType',
-    UnaryStreamMultiCallable[
-        FetchTokenizerRequest,
-        FetchTokenizerResponse,
+    grpc.UnaryStreamMultiCallable[
+        stoker.api.node.v1.node_pb2.FetchTokenizerRequest,
+        stoker.api.node.v1.node_pb2.FetchTokenizerResponse,
     ],
-    UnaryStreamMultiCallable[
-        FetchTokenizerRequest,
-        FetchTokenizerResponse,
+    grpc.aio.UnaryStreamMultiCallable[
+        stoker.api.node.v1.node_pb2.FetchTokenizerRequest,
+        stoker.api.node.v1.node_pb2.FetchTokenizerResponse,
     ],
-    default=UnaryStreamMultiCallable[
-        FetchTokenizerRequest,
-        FetchTokenizerResponse,
+    default=grpc.UnaryStreamMultiCallable[
+        stoker.api.node.v1.node_pb2.FetchTokenizerRequest,
+        stoker.api.node.v1.node_pb2.FetchTokenizerResponse,
     ],
 )
 
 _NodeServiceTailLogType = typing_extensions.TypeVar(
     '_NodeServiceTailLogType',
-    UnaryStreamMultiCallable[
-        TailLogRequest,
-        TailLogResponse,
+    grpc.UnaryStreamMultiCallable[
+        stoker.api.node.v1.node_pb2.TailLogRequest,
+        stoker.api.node.v1.node_pb2.TailLogResponse,
     ],
-    UnaryStreamMultiCallable[
-        TailLogRequest,
-        TailLogResponse,
+    grpc.aio.UnaryStreamMultiCallable[
+        stoker.api.node.v1.node_pb2.TailLogRequest,
+        stoker.api.node.v1.node_pb2.TailLogResponse,
     ],
-    default=UnaryStreamMultiCallable[
-        TailLogRequest,
-        TailLogResponse,
+    default=grpc.UnaryStreamMultiCallable[
+        stoker.api.node.v1.node_pb2.TailLogRequest,
+        stoker.api.node.v1.node_pb2.TailLogResponse,
     ],
 )
 
-class NodeServiceStub(Generic[_NodeServiceGetNodeType, _NodeServiceFetchTokenizerType, _NodeServiceTailLogType]):
+class NodeServiceStub(typing.Generic[_NodeServiceGetNodeType, _NodeServiceFetchTokenizerType, _NodeServiceTailLogType]):
     """What a host can tell of itself and its engines."""
 
-    @overload
+    @typing.overload
     def __init__(self: NodeServiceStub[
-        UnaryUnaryMultiCallable[
-            GetNodeRequest,
-            GetNodeResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.node.v1.node_pb2.GetNodeRequest,
+            stoker.api.node.v1.node_pb2.GetNodeResponse,
         ],
-        UnaryStreamMultiCallable[
-            FetchTokenizerRequest,
-            FetchTokenizerResponse,
+        grpc.UnaryStreamMultiCallable[
+            stoker.api.node.v1.node_pb2.FetchTokenizerRequest,
+            stoker.api.node.v1.node_pb2.FetchTokenizerResponse,
         ],
-        UnaryStreamMultiCallable[
-            TailLogRequest,
-            TailLogResponse,
+        grpc.UnaryStreamMultiCallable[
+            stoker.api.node.v1.node_pb2.TailLogRequest,
+            stoker.api.node.v1.node_pb2.TailLogResponse,
         ],
-    ], channel: Channel) -> None: ...
+    ], channel: grpc.Channel) -> None: ...
 
-    @overload
+    @typing.overload
     def __init__(self: NodeServiceStub[
-        UnaryUnaryMultiCallable[
-            GetNodeRequest,
-            GetNodeResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.node.v1.node_pb2.GetNodeRequest,
+            stoker.api.node.v1.node_pb2.GetNodeResponse,
         ],
-        UnaryStreamMultiCallable[
-            FetchTokenizerRequest,
-            FetchTokenizerResponse,
+        grpc.aio.UnaryStreamMultiCallable[
+            stoker.api.node.v1.node_pb2.FetchTokenizerRequest,
+            stoker.api.node.v1.node_pb2.FetchTokenizerResponse,
         ],
-        UnaryStreamMultiCallable[
-            TailLogRequest,
-            TailLogResponse,
+        grpc.aio.UnaryStreamMultiCallable[
+            stoker.api.node.v1.node_pb2.TailLogRequest,
+            stoker.api.node.v1.node_pb2.TailLogResponse,
         ],
-    ], channel: Channel) -> None: ...
+    ], channel: grpc.aio.Channel) -> None: ...
 
     GetNode: _NodeServiceGetNodeType
     """The node and the gang members it runs."""
@@ -149,45 +118,45 @@ class NodeServiceStub(Generic[_NodeServiceGetNodeType, _NodeServiceFetchTokenize
     """Last lines of an engine's log, and what follows where asked."""
 
 NodeServiceAsyncStub: typing_extensions.TypeAlias = NodeServiceStub[
-    UnaryUnaryMultiCallable[
-        GetNodeRequest,
-        GetNodeResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.node.v1.node_pb2.GetNodeRequest,
+        stoker.api.node.v1.node_pb2.GetNodeResponse,
     ],
-    UnaryStreamMultiCallable[
-        FetchTokenizerRequest,
-        FetchTokenizerResponse,
+    grpc.aio.UnaryStreamMultiCallable[
+        stoker.api.node.v1.node_pb2.FetchTokenizerRequest,
+        stoker.api.node.v1.node_pb2.FetchTokenizerResponse,
     ],
-    UnaryStreamMultiCallable[
-        TailLogRequest,
-        TailLogResponse,
+    grpc.aio.UnaryStreamMultiCallable[
+        stoker.api.node.v1.node_pb2.TailLogRequest,
+        stoker.api.node.v1.node_pb2.TailLogResponse,
     ],
 ]
 
-class NodeServiceServicer(metaclass=ABCMeta):
+class NodeServiceServicer(metaclass=abc.ABCMeta):
     """What a host can tell of itself and its engines."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def GetNode(
         self,
-        request: GetNodeRequest,
+        request: stoker.api.node.v1.node_pb2.GetNodeRequest,
         context: _ServicerContext,
-    ) -> Union[GetNodeResponse, Awaitable[GetNodeResponse]]:
+    ) -> typing.Union[stoker.api.node.v1.node_pb2.GetNodeResponse, collections.abc.Awaitable[stoker.api.node.v1.node_pb2.GetNodeResponse]]:
         """The node and the gang members it runs."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def FetchTokenizer(
         self,
-        request: FetchTokenizerRequest,
+        request: stoker.api.node.v1.node_pb2.FetchTokenizerRequest,
         context: _ServicerContext,
-    ) -> Union[Iterator[FetchTokenizerResponse], AsyncIterator[FetchTokenizerResponse]]:
+    ) -> typing.Union[collections.abc.Iterator[stoker.api.node.v1.node_pb2.FetchTokenizerResponse], collections.abc.AsyncIterator[stoker.api.node.v1.node_pb2.FetchTokenizerResponse]]:
         """Tokenizer files of a replica's model, so that routers need no model directories."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def TailLog(
         self,
-        request: TailLogRequest,
+        request: stoker.api.node.v1.node_pb2.TailLogRequest,
         context: _ServicerContext,
-    ) -> Union[Iterator[TailLogResponse], AsyncIterator[TailLogResponse]]:
+    ) -> typing.Union[collections.abc.Iterator[stoker.api.node.v1.node_pb2.TailLogResponse], collections.abc.AsyncIterator[stoker.api.node.v1.node_pb2.TailLogResponse]]:
         """Last lines of an engine's log, and what follows where asked."""
 
-def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: Union[Server, Server]) -> None: ...
+def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -3,107 +3,82 @@
 isort:skip_file
 The planner."""
 
+import abc
+import collections.abc
+import grpc
+import grpc.aio
+import stoker.api.planner.v1.planner_pb2
 import sys
+import typing
 
 if sys.version_info >= (3, 13):
     import typing as typing_extensions
 else:
     import typing_extensions
-from abc import (
-    ABCMeta,
-    abstractmethod,
-)
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Iterator,
-)
-from grpc import (
-    Channel,
-    Server,
-    ServicerContext,
-    UnaryUnaryMultiCallable,
-)
-from grpc.aio import (
-    Channel,
-    Server,
-    ServicerContext,
-    UnaryUnaryMultiCallable,
-)
-from stoker.api.planner.v1.planner_pb2 import (
-    GetPlannerStatusRequest,
-    GetPlannerStatusResponse,
-)
-from typing import (
-    Generic,
-    TypeVar,
-    Union,
-    overload,
-)
 
-_T = TypeVar("_T")
+_T = typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(AsyncIterator[_T], Iterator[_T], metaclass=ABCMeta): ...
+class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
 
-class _ServicerContext(ServicerContext, ServicerContext):  # type: ignore[misc, type-arg]
+class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 _PlannerServiceGetPlannerStatusType = typing_extensions.TypeVar(
     '_PlannerServiceGetPlannerStatusType',
-    UnaryUnaryMultiCallable[
-        GetPlannerStatusRequest,
-        GetPlannerStatusResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.GetPlannerStatusRequest,
+        stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse,
     ],
-    UnaryUnaryMultiCallable[
-        GetPlannerStatusRequest,
-        GetPlannerStatusResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.GetPlannerStatusRequest,
+        stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        GetPlannerStatusRequest,
-        GetPlannerStatusResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.GetPlannerStatusRequest,
+        stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse,
     ],
 )
 
-class PlannerServiceStub(Generic[_PlannerServiceGetPlannerStatusType]):
+class PlannerServiceStub(typing.Generic[_PlannerServiceGetPlannerStatusType]):
     """What the planner placed and what it could not."""
 
-    @overload
+    @typing.overload
     def __init__(self: PlannerServiceStub[
-        UnaryUnaryMultiCallable[
-            GetPlannerStatusRequest,
-            GetPlannerStatusResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.GetPlannerStatusRequest,
+            stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse,
         ],
-    ], channel: Channel) -> None: ...
+    ], channel: grpc.Channel) -> None: ...
 
-    @overload
+    @typing.overload
     def __init__(self: PlannerServiceStub[
-        UnaryUnaryMultiCallable[
-            GetPlannerStatusRequest,
-            GetPlannerStatusResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.GetPlannerStatusRequest,
+            stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse,
         ],
-    ], channel: Channel) -> None: ...
+    ], channel: grpc.aio.Channel) -> None: ...
 
     GetPlannerStatus: _PlannerServiceGetPlannerStatusType
     """Whether this process leads, and its last plan."""
 
 PlannerServiceAsyncStub: typing_extensions.TypeAlias = PlannerServiceStub[
-    UnaryUnaryMultiCallable[
-        GetPlannerStatusRequest,
-        GetPlannerStatusResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.GetPlannerStatusRequest,
+        stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse,
     ],
 ]
 
-class PlannerServiceServicer(metaclass=ABCMeta):
+class PlannerServiceServicer(metaclass=abc.ABCMeta):
     """What the planner placed and what it could not."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def GetPlannerStatus(
         self,
-        request: GetPlannerStatusRequest,
+        request: stoker.api.planner.v1.planner_pb2.GetPlannerStatusRequest,
         context: _ServicerContext,
-    ) -> Union[GetPlannerStatusResponse, Awaitable[GetPlannerStatusResponse]]:
+    ) -> typing.Union[stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse, collections.abc.Awaitable[stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse]]:
         """Whether this process leads, and its last plan."""
 
-def add_PlannerServiceServicer_to_server(servicer: PlannerServiceServicer, server: Union[Server, Server]) -> None: ...
+def add_PlannerServiceServicer_to_server(servicer: PlannerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

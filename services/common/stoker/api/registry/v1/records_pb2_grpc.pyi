@@ -3,28 +3,17 @@
 isort:skip_file
 What etcd holds, one record per key. Keys are under /stoker/v1/."""
 
-from abc import (
-    ABCMeta,
-)
-from collections.abc import (
-    AsyncIterator,
-    Iterator,
-)
-from grpc import (
-    ServicerContext,
-)
-from grpc.aio import (
-    ServicerContext,
-)
-from typing import (
-    TypeVar,
-)
+import abc
+import collections.abc
+import grpc
+import grpc.aio
+import typing
 
-_T = TypeVar("_T")
+_T = typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(AsyncIterator[_T], Iterator[_T], metaclass=ABCMeta): ...
+class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
 
-class _ServicerContext(ServicerContext, ServicerContext):  # type: ignore[misc, type-arg]
+class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str

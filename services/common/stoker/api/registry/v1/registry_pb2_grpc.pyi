@@ -3,403 +3,350 @@
 isort:skip_file
 The registry: owns etcd, hears the agents, tells the fleet."""
 
+import abc
+import collections.abc
+import grpc
+import grpc.aio
+import stoker.api.registry.v1.registry_pb2
 import sys
+import typing
 
 if sys.version_info >= (3, 13):
     import typing as typing_extensions
 else:
     import typing_extensions
-from abc import (
-    ABCMeta,
-    abstractmethod,
-)
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Iterator,
-)
-from grpc import (
-    Channel,
-    Server,
-    ServicerContext,
-    StreamStreamMultiCallable,
-    UnaryStreamMultiCallable,
-    UnaryUnaryMultiCallable,
-)
-from grpc.aio import (
-    Channel,
-    Server,
-    ServicerContext,
-    StreamStreamMultiCallable,
-    UnaryStreamMultiCallable,
-    UnaryUnaryMultiCallable,
-)
-from stoker.api.registry.v1.registry_pb2 import (
-    AcquireLeadershipRequest,
-    AcquireLeadershipResponse,
-    ApplyAssignmentsRequest,
-    ApplyAssignmentsResponse,
-    DeleteDeploymentRequest,
-    DeleteDeploymentResponse,
-    DrainNodeRequest,
-    DrainNodeResponse,
-    DrainReplicaRequest,
-    DrainReplicaResponse,
-    GetFleetRequest,
-    GetFleetResponse,
-    PutDeploymentRequest,
-    PutDeploymentResponse,
-    RenewLeadershipRequest,
-    RenewLeadershipResponse,
-    ReportRequest,
-    ReportResponse,
-    ResignLeadershipRequest,
-    ResignLeadershipResponse,
-    ScaleDeploymentRequest,
-    ScaleDeploymentResponse,
-    SetDesiredRequest,
-    SetDesiredResponse,
-    WatchRequest,
-    WatchResponse,
-)
-from typing import (
-    Generic,
-    TypeVar,
-    Union,
-    overload,
-)
 
-_T = TypeVar("_T")
+_T = typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(AsyncIterator[_T], Iterator[_T], metaclass=ABCMeta): ...
+class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
 
-class _ServicerContext(ServicerContext, ServicerContext):  # type: ignore[misc, type-arg]
+class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 _RegistryServiceReportType = typing_extensions.TypeVar(
     '_RegistryServiceReportType',
-    StreamStreamMultiCallable[
-        ReportRequest,
-        ReportResponse,
+    grpc.StreamStreamMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ReportRequest,
+        stoker.api.registry.v1.registry_pb2.ReportResponse,
     ],
-    StreamStreamMultiCallable[
-        ReportRequest,
-        ReportResponse,
+    grpc.aio.StreamStreamMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ReportRequest,
+        stoker.api.registry.v1.registry_pb2.ReportResponse,
     ],
-    default=StreamStreamMultiCallable[
-        ReportRequest,
-        ReportResponse,
+    default=grpc.StreamStreamMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ReportRequest,
+        stoker.api.registry.v1.registry_pb2.ReportResponse,
     ],
 )
 
 _RegistryServiceWatchType = typing_extensions.TypeVar(
     '_RegistryServiceWatchType',
-    UnaryStreamMultiCallable[
-        WatchRequest,
-        WatchResponse,
+    grpc.UnaryStreamMultiCallable[
+        stoker.api.registry.v1.registry_pb2.WatchRequest,
+        stoker.api.registry.v1.registry_pb2.WatchResponse,
     ],
-    UnaryStreamMultiCallable[
-        WatchRequest,
-        WatchResponse,
+    grpc.aio.UnaryStreamMultiCallable[
+        stoker.api.registry.v1.registry_pb2.WatchRequest,
+        stoker.api.registry.v1.registry_pb2.WatchResponse,
     ],
-    default=UnaryStreamMultiCallable[
-        WatchRequest,
-        WatchResponse,
+    default=grpc.UnaryStreamMultiCallable[
+        stoker.api.registry.v1.registry_pb2.WatchRequest,
+        stoker.api.registry.v1.registry_pb2.WatchResponse,
     ],
 )
 
 _RegistryServiceGetFleetType = typing_extensions.TypeVar(
     '_RegistryServiceGetFleetType',
-    UnaryUnaryMultiCallable[
-        GetFleetRequest,
-        GetFleetResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.GetFleetRequest,
+        stoker.api.registry.v1.registry_pb2.GetFleetResponse,
     ],
-    UnaryUnaryMultiCallable[
-        GetFleetRequest,
-        GetFleetResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.GetFleetRequest,
+        stoker.api.registry.v1.registry_pb2.GetFleetResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        GetFleetRequest,
-        GetFleetResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.GetFleetRequest,
+        stoker.api.registry.v1.registry_pb2.GetFleetResponse,
     ],
 )
 
 _RegistryServicePutDeploymentType = typing_extensions.TypeVar(
     '_RegistryServicePutDeploymentType',
-    UnaryUnaryMultiCallable[
-        PutDeploymentRequest,
-        PutDeploymentResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.PutDeploymentRequest,
+        stoker.api.registry.v1.registry_pb2.PutDeploymentResponse,
     ],
-    UnaryUnaryMultiCallable[
-        PutDeploymentRequest,
-        PutDeploymentResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.PutDeploymentRequest,
+        stoker.api.registry.v1.registry_pb2.PutDeploymentResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        PutDeploymentRequest,
-        PutDeploymentResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.PutDeploymentRequest,
+        stoker.api.registry.v1.registry_pb2.PutDeploymentResponse,
     ],
 )
 
 _RegistryServiceDeleteDeploymentType = typing_extensions.TypeVar(
     '_RegistryServiceDeleteDeploymentType',
-    UnaryUnaryMultiCallable[
-        DeleteDeploymentRequest,
-        DeleteDeploymentResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.DeleteDeploymentRequest,
+        stoker.api.registry.v1.registry_pb2.DeleteDeploymentResponse,
     ],
-    UnaryUnaryMultiCallable[
-        DeleteDeploymentRequest,
-        DeleteDeploymentResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.DeleteDeploymentRequest,
+        stoker.api.registry.v1.registry_pb2.DeleteDeploymentResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        DeleteDeploymentRequest,
-        DeleteDeploymentResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.DeleteDeploymentRequest,
+        stoker.api.registry.v1.registry_pb2.DeleteDeploymentResponse,
     ],
 )
 
 _RegistryServiceScaleDeploymentType = typing_extensions.TypeVar(
     '_RegistryServiceScaleDeploymentType',
-    UnaryUnaryMultiCallable[
-        ScaleDeploymentRequest,
-        ScaleDeploymentResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ScaleDeploymentRequest,
+        stoker.api.registry.v1.registry_pb2.ScaleDeploymentResponse,
     ],
-    UnaryUnaryMultiCallable[
-        ScaleDeploymentRequest,
-        ScaleDeploymentResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ScaleDeploymentRequest,
+        stoker.api.registry.v1.registry_pb2.ScaleDeploymentResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        ScaleDeploymentRequest,
-        ScaleDeploymentResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ScaleDeploymentRequest,
+        stoker.api.registry.v1.registry_pb2.ScaleDeploymentResponse,
     ],
 )
 
 _RegistryServiceDrainNodeType = typing_extensions.TypeVar(
     '_RegistryServiceDrainNodeType',
-    UnaryUnaryMultiCallable[
-        DrainNodeRequest,
-        DrainNodeResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.DrainNodeRequest,
+        stoker.api.registry.v1.registry_pb2.DrainNodeResponse,
     ],
-    UnaryUnaryMultiCallable[
-        DrainNodeRequest,
-        DrainNodeResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.DrainNodeRequest,
+        stoker.api.registry.v1.registry_pb2.DrainNodeResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        DrainNodeRequest,
-        DrainNodeResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.DrainNodeRequest,
+        stoker.api.registry.v1.registry_pb2.DrainNodeResponse,
     ],
 )
 
 _RegistryServiceDrainReplicaType = typing_extensions.TypeVar(
     '_RegistryServiceDrainReplicaType',
-    UnaryUnaryMultiCallable[
-        DrainReplicaRequest,
-        DrainReplicaResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.DrainReplicaRequest,
+        stoker.api.registry.v1.registry_pb2.DrainReplicaResponse,
     ],
-    UnaryUnaryMultiCallable[
-        DrainReplicaRequest,
-        DrainReplicaResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.DrainReplicaRequest,
+        stoker.api.registry.v1.registry_pb2.DrainReplicaResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        DrainReplicaRequest,
-        DrainReplicaResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.DrainReplicaRequest,
+        stoker.api.registry.v1.registry_pb2.DrainReplicaResponse,
     ],
 )
 
 _RegistryServiceSetDesiredType = typing_extensions.TypeVar(
     '_RegistryServiceSetDesiredType',
-    UnaryUnaryMultiCallable[
-        SetDesiredRequest,
-        SetDesiredResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
+        stoker.api.registry.v1.registry_pb2.SetDesiredResponse,
     ],
-    UnaryUnaryMultiCallable[
-        SetDesiredRequest,
-        SetDesiredResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
+        stoker.api.registry.v1.registry_pb2.SetDesiredResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        SetDesiredRequest,
-        SetDesiredResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
+        stoker.api.registry.v1.registry_pb2.SetDesiredResponse,
     ],
 )
 
 _RegistryServiceApplyAssignmentsType = typing_extensions.TypeVar(
     '_RegistryServiceApplyAssignmentsType',
-    UnaryUnaryMultiCallable[
-        ApplyAssignmentsRequest,
-        ApplyAssignmentsResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ApplyAssignmentsRequest,
+        stoker.api.registry.v1.registry_pb2.ApplyAssignmentsResponse,
     ],
-    UnaryUnaryMultiCallable[
-        ApplyAssignmentsRequest,
-        ApplyAssignmentsResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ApplyAssignmentsRequest,
+        stoker.api.registry.v1.registry_pb2.ApplyAssignmentsResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        ApplyAssignmentsRequest,
-        ApplyAssignmentsResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ApplyAssignmentsRequest,
+        stoker.api.registry.v1.registry_pb2.ApplyAssignmentsResponse,
     ],
 )
 
 _RegistryServiceAcquireLeadershipType = typing_extensions.TypeVar(
     '_RegistryServiceAcquireLeadershipType',
-    UnaryUnaryMultiCallable[
-        AcquireLeadershipRequest,
-        AcquireLeadershipResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.AcquireLeadershipRequest,
+        stoker.api.registry.v1.registry_pb2.AcquireLeadershipResponse,
     ],
-    UnaryUnaryMultiCallable[
-        AcquireLeadershipRequest,
-        AcquireLeadershipResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.AcquireLeadershipRequest,
+        stoker.api.registry.v1.registry_pb2.AcquireLeadershipResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        AcquireLeadershipRequest,
-        AcquireLeadershipResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.AcquireLeadershipRequest,
+        stoker.api.registry.v1.registry_pb2.AcquireLeadershipResponse,
     ],
 )
 
 _RegistryServiceRenewLeadershipType = typing_extensions.TypeVar(
     '_RegistryServiceRenewLeadershipType',
-    UnaryUnaryMultiCallable[
-        RenewLeadershipRequest,
-        RenewLeadershipResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.RenewLeadershipRequest,
+        stoker.api.registry.v1.registry_pb2.RenewLeadershipResponse,
     ],
-    UnaryUnaryMultiCallable[
-        RenewLeadershipRequest,
-        RenewLeadershipResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.RenewLeadershipRequest,
+        stoker.api.registry.v1.registry_pb2.RenewLeadershipResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        RenewLeadershipRequest,
-        RenewLeadershipResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.RenewLeadershipRequest,
+        stoker.api.registry.v1.registry_pb2.RenewLeadershipResponse,
     ],
 )
 
 _RegistryServiceResignLeadershipType = typing_extensions.TypeVar(
     '_RegistryServiceResignLeadershipType',
-    UnaryUnaryMultiCallable[
-        ResignLeadershipRequest,
-        ResignLeadershipResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ResignLeadershipRequest,
+        stoker.api.registry.v1.registry_pb2.ResignLeadershipResponse,
     ],
-    UnaryUnaryMultiCallable[
-        ResignLeadershipRequest,
-        ResignLeadershipResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ResignLeadershipRequest,
+        stoker.api.registry.v1.registry_pb2.ResignLeadershipResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        ResignLeadershipRequest,
-        ResignLeadershipResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ResignLeadershipRequest,
+        stoker.api.registry.v1.registry_pb2.ResignLeadershipResponse,
     ],
 )
 
-class RegistryServiceStub(Generic[_RegistryServiceReportType, _RegistryServiceWatchType, _RegistryServiceGetFleetType, _RegistryServicePutDeploymentType, _RegistryServiceDeleteDeploymentType, _RegistryServiceScaleDeploymentType, _RegistryServiceDrainNodeType, _RegistryServiceDrainReplicaType, _RegistryServiceSetDesiredType, _RegistryServiceApplyAssignmentsType, _RegistryServiceAcquireLeadershipType, _RegistryServiceRenewLeadershipType, _RegistryServiceResignLeadershipType]):
+class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistryServiceWatchType, _RegistryServiceGetFleetType, _RegistryServicePutDeploymentType, _RegistryServiceDeleteDeploymentType, _RegistryServiceScaleDeploymentType, _RegistryServiceDrainNodeType, _RegistryServiceDrainReplicaType, _RegistryServiceSetDesiredType, _RegistryServiceApplyAssignmentsType, _RegistryServiceAcquireLeadershipType, _RegistryServiceRenewLeadershipType, _RegistryServiceResignLeadershipType]):
     """The one meeting place of all services."""
 
-    @overload
+    @typing.overload
     def __init__(self: RegistryServiceStub[
-        StreamStreamMultiCallable[
-            ReportRequest,
-            ReportResponse,
+        grpc.StreamStreamMultiCallable[
+            stoker.api.registry.v1.registry_pb2.ReportRequest,
+            stoker.api.registry.v1.registry_pb2.ReportResponse,
         ],
-        UnaryStreamMultiCallable[
-            WatchRequest,
-            WatchResponse,
+        grpc.UnaryStreamMultiCallable[
+            stoker.api.registry.v1.registry_pb2.WatchRequest,
+            stoker.api.registry.v1.registry_pb2.WatchResponse,
         ],
-        UnaryUnaryMultiCallable[
-            GetFleetRequest,
-            GetFleetResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.GetFleetRequest,
+            stoker.api.registry.v1.registry_pb2.GetFleetResponse,
         ],
-        UnaryUnaryMultiCallable[
-            PutDeploymentRequest,
-            PutDeploymentResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.PutDeploymentRequest,
+            stoker.api.registry.v1.registry_pb2.PutDeploymentResponse,
         ],
-        UnaryUnaryMultiCallable[
-            DeleteDeploymentRequest,
-            DeleteDeploymentResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.DeleteDeploymentRequest,
+            stoker.api.registry.v1.registry_pb2.DeleteDeploymentResponse,
         ],
-        UnaryUnaryMultiCallable[
-            ScaleDeploymentRequest,
-            ScaleDeploymentResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.ScaleDeploymentRequest,
+            stoker.api.registry.v1.registry_pb2.ScaleDeploymentResponse,
         ],
-        UnaryUnaryMultiCallable[
-            DrainNodeRequest,
-            DrainNodeResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.DrainNodeRequest,
+            stoker.api.registry.v1.registry_pb2.DrainNodeResponse,
         ],
-        UnaryUnaryMultiCallable[
-            DrainReplicaRequest,
-            DrainReplicaResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.DrainReplicaRequest,
+            stoker.api.registry.v1.registry_pb2.DrainReplicaResponse,
         ],
-        UnaryUnaryMultiCallable[
-            SetDesiredRequest,
-            SetDesiredResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
+            stoker.api.registry.v1.registry_pb2.SetDesiredResponse,
         ],
-        UnaryUnaryMultiCallable[
-            ApplyAssignmentsRequest,
-            ApplyAssignmentsResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.ApplyAssignmentsRequest,
+            stoker.api.registry.v1.registry_pb2.ApplyAssignmentsResponse,
         ],
-        UnaryUnaryMultiCallable[
-            AcquireLeadershipRequest,
-            AcquireLeadershipResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.AcquireLeadershipRequest,
+            stoker.api.registry.v1.registry_pb2.AcquireLeadershipResponse,
         ],
-        UnaryUnaryMultiCallable[
-            RenewLeadershipRequest,
-            RenewLeadershipResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.RenewLeadershipRequest,
+            stoker.api.registry.v1.registry_pb2.RenewLeadershipResponse,
         ],
-        UnaryUnaryMultiCallable[
-            ResignLeadershipRequest,
-            ResignLeadershipResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.ResignLeadershipRequest,
+            stoker.api.registry.v1.registry_pb2.ResignLeadershipResponse,
         ],
-    ], channel: Channel) -> None: ...
+    ], channel: grpc.Channel) -> None: ...
 
-    @overload
+    @typing.overload
     def __init__(self: RegistryServiceStub[
-        StreamStreamMultiCallable[
-            ReportRequest,
-            ReportResponse,
+        grpc.aio.StreamStreamMultiCallable[
+            stoker.api.registry.v1.registry_pb2.ReportRequest,
+            stoker.api.registry.v1.registry_pb2.ReportResponse,
         ],
-        UnaryStreamMultiCallable[
-            WatchRequest,
-            WatchResponse,
+        grpc.aio.UnaryStreamMultiCallable[
+            stoker.api.registry.v1.registry_pb2.WatchRequest,
+            stoker.api.registry.v1.registry_pb2.WatchResponse,
         ],
-        UnaryUnaryMultiCallable[
-            GetFleetRequest,
-            GetFleetResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.GetFleetRequest,
+            stoker.api.registry.v1.registry_pb2.GetFleetResponse,
         ],
-        UnaryUnaryMultiCallable[
-            PutDeploymentRequest,
-            PutDeploymentResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.PutDeploymentRequest,
+            stoker.api.registry.v1.registry_pb2.PutDeploymentResponse,
         ],
-        UnaryUnaryMultiCallable[
-            DeleteDeploymentRequest,
-            DeleteDeploymentResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.DeleteDeploymentRequest,
+            stoker.api.registry.v1.registry_pb2.DeleteDeploymentResponse,
         ],
-        UnaryUnaryMultiCallable[
-            ScaleDeploymentRequest,
-            ScaleDeploymentResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.ScaleDeploymentRequest,
+            stoker.api.registry.v1.registry_pb2.ScaleDeploymentResponse,
         ],
-        UnaryUnaryMultiCallable[
-            DrainNodeRequest,
-            DrainNodeResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.DrainNodeRequest,
+            stoker.api.registry.v1.registry_pb2.DrainNodeResponse,
         ],
-        UnaryUnaryMultiCallable[
-            DrainReplicaRequest,
-            DrainReplicaResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.DrainReplicaRequest,
+            stoker.api.registry.v1.registry_pb2.DrainReplicaResponse,
         ],
-        UnaryUnaryMultiCallable[
-            SetDesiredRequest,
-            SetDesiredResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
+            stoker.api.registry.v1.registry_pb2.SetDesiredResponse,
         ],
-        UnaryUnaryMultiCallable[
-            ApplyAssignmentsRequest,
-            ApplyAssignmentsResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.ApplyAssignmentsRequest,
+            stoker.api.registry.v1.registry_pb2.ApplyAssignmentsResponse,
         ],
-        UnaryUnaryMultiCallable[
-            AcquireLeadershipRequest,
-            AcquireLeadershipResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.AcquireLeadershipRequest,
+            stoker.api.registry.v1.registry_pb2.AcquireLeadershipResponse,
         ],
-        UnaryUnaryMultiCallable[
-            RenewLeadershipRequest,
-            RenewLeadershipResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.RenewLeadershipRequest,
+            stoker.api.registry.v1.registry_pb2.RenewLeadershipResponse,
         ],
-        UnaryUnaryMultiCallable[
-            ResignLeadershipRequest,
-            ResignLeadershipResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.ResignLeadershipRequest,
+            stoker.api.registry.v1.registry_pb2.ResignLeadershipResponse,
         ],
-    ], channel: Channel) -> None: ...
+    ], channel: grpc.aio.Channel) -> None: ...
 
     Report: _RegistryServiceReportType
     """An agent's stream: Hello first, then whatever changes. Answered by Welcome, then by the node's
@@ -443,167 +390,167 @@ class RegistryServiceStub(Generic[_RegistryServiceReportType, _RegistryServiceWa
     """Steps down, so that another need not wait."""
 
 RegistryServiceAsyncStub: typing_extensions.TypeAlias = RegistryServiceStub[
-    StreamStreamMultiCallable[
-        ReportRequest,
-        ReportResponse,
+    grpc.aio.StreamStreamMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ReportRequest,
+        stoker.api.registry.v1.registry_pb2.ReportResponse,
     ],
-    UnaryStreamMultiCallable[
-        WatchRequest,
-        WatchResponse,
+    grpc.aio.UnaryStreamMultiCallable[
+        stoker.api.registry.v1.registry_pb2.WatchRequest,
+        stoker.api.registry.v1.registry_pb2.WatchResponse,
     ],
-    UnaryUnaryMultiCallable[
-        GetFleetRequest,
-        GetFleetResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.GetFleetRequest,
+        stoker.api.registry.v1.registry_pb2.GetFleetResponse,
     ],
-    UnaryUnaryMultiCallable[
-        PutDeploymentRequest,
-        PutDeploymentResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.PutDeploymentRequest,
+        stoker.api.registry.v1.registry_pb2.PutDeploymentResponse,
     ],
-    UnaryUnaryMultiCallable[
-        DeleteDeploymentRequest,
-        DeleteDeploymentResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.DeleteDeploymentRequest,
+        stoker.api.registry.v1.registry_pb2.DeleteDeploymentResponse,
     ],
-    UnaryUnaryMultiCallable[
-        ScaleDeploymentRequest,
-        ScaleDeploymentResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ScaleDeploymentRequest,
+        stoker.api.registry.v1.registry_pb2.ScaleDeploymentResponse,
     ],
-    UnaryUnaryMultiCallable[
-        DrainNodeRequest,
-        DrainNodeResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.DrainNodeRequest,
+        stoker.api.registry.v1.registry_pb2.DrainNodeResponse,
     ],
-    UnaryUnaryMultiCallable[
-        DrainReplicaRequest,
-        DrainReplicaResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.DrainReplicaRequest,
+        stoker.api.registry.v1.registry_pb2.DrainReplicaResponse,
     ],
-    UnaryUnaryMultiCallable[
-        SetDesiredRequest,
-        SetDesiredResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
+        stoker.api.registry.v1.registry_pb2.SetDesiredResponse,
     ],
-    UnaryUnaryMultiCallable[
-        ApplyAssignmentsRequest,
-        ApplyAssignmentsResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ApplyAssignmentsRequest,
+        stoker.api.registry.v1.registry_pb2.ApplyAssignmentsResponse,
     ],
-    UnaryUnaryMultiCallable[
-        AcquireLeadershipRequest,
-        AcquireLeadershipResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.AcquireLeadershipRequest,
+        stoker.api.registry.v1.registry_pb2.AcquireLeadershipResponse,
     ],
-    UnaryUnaryMultiCallable[
-        RenewLeadershipRequest,
-        RenewLeadershipResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.RenewLeadershipRequest,
+        stoker.api.registry.v1.registry_pb2.RenewLeadershipResponse,
     ],
-    UnaryUnaryMultiCallable[
-        ResignLeadershipRequest,
-        ResignLeadershipResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.ResignLeadershipRequest,
+        stoker.api.registry.v1.registry_pb2.ResignLeadershipResponse,
     ],
 ]
 
-class RegistryServiceServicer(metaclass=ABCMeta):
+class RegistryServiceServicer(metaclass=abc.ABCMeta):
     """The one meeting place of all services."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def Report(
         self,
-        request_iterator: _MaybeAsyncIterator[ReportRequest],
+        request_iterator: _MaybeAsyncIterator[stoker.api.registry.v1.registry_pb2.ReportRequest],
         context: _ServicerContext,
-    ) -> Union[Iterator[ReportResponse], AsyncIterator[ReportResponse]]:
+    ) -> typing.Union[collections.abc.Iterator[stoker.api.registry.v1.registry_pb2.ReportResponse], collections.abc.AsyncIterator[stoker.api.registry.v1.registry_pb2.ReportResponse]]:
         """An agent's stream: Hello first, then whatever changes. Answered by Welcome, then by the node's
         assignments whenever they change. FAILED_PRECONDITION (SUPERSEDED) means a newer incarnation took over.
         """
 
-    @abstractmethod
+    @abc.abstractmethod
     def Watch(
         self,
-        request: WatchRequest,
+        request: stoker.api.registry.v1.registry_pb2.WatchRequest,
         context: _ServicerContext,
-    ) -> Union[Iterator[WatchResponse], AsyncIterator[WatchResponse]]:
+    ) -> typing.Union[collections.abc.Iterator[stoker.api.registry.v1.registry_pb2.WatchResponse], collections.abc.AsyncIterator[stoker.api.registry.v1.registry_pb2.WatchResponse]]:
         """The fleet's state: a snapshot, then deltas."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def GetFleet(
         self,
-        request: GetFleetRequest,
+        request: stoker.api.registry.v1.registry_pb2.GetFleetRequest,
         context: _ServicerContext,
-    ) -> Union[GetFleetResponse, Awaitable[GetFleetResponse]]:
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.GetFleetResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.GetFleetResponse]]:
         """Everything at once, for people and scripts."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def PutDeployment(
         self,
-        request: PutDeploymentRequest,
+        request: stoker.api.registry.v1.registry_pb2.PutDeploymentRequest,
         context: _ServicerContext,
-    ) -> Union[PutDeploymentResponse, Awaitable[PutDeploymentResponse]]:
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.PutDeploymentResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.PutDeploymentResponse]]:
         """Creates or changes a deployment."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def DeleteDeployment(
         self,
-        request: DeleteDeploymentRequest,
+        request: stoker.api.registry.v1.registry_pb2.DeleteDeploymentRequest,
         context: _ServicerContext,
-    ) -> Union[DeleteDeploymentResponse, Awaitable[DeleteDeploymentResponse]]:
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.DeleteDeploymentResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.DeleteDeploymentResponse]]:
         """Removes a deployment; its replicas drain."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def ScaleDeployment(
         self,
-        request: ScaleDeploymentRequest,
+        request: stoker.api.registry.v1.registry_pb2.ScaleDeploymentRequest,
         context: _ServicerContext,
-    ) -> Union[ScaleDeploymentResponse, Awaitable[ScaleDeploymentResponse]]:
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.ScaleDeploymentResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.ScaleDeploymentResponse]]:
         """Changes only the replica count of a deployment."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def DrainNode(
         self,
-        request: DrainNodeRequest,
+        request: stoker.api.registry.v1.registry_pb2.DrainNodeRequest,
         context: _ServicerContext,
-    ) -> Union[DrainNodeResponse, Awaitable[DrainNodeResponse]]:
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.DrainNodeResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.DrainNodeResponse]]:
         """Marks a node as draining, or as usable again."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def DrainReplica(
         self,
-        request: DrainReplicaRequest,
+        request: stoker.api.registry.v1.registry_pb2.DrainReplicaRequest,
         context: _ServicerContext,
-    ) -> Union[DrainReplicaResponse, Awaitable[DrainReplicaResponse]]:
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.DrainReplicaResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.DrainReplicaResponse]]:
         """Asks one replica to drain; the planner replaces it where the count demands."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def SetDesired(
         self,
-        request: SetDesiredRequest,
+        request: stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
         context: _ServicerContext,
-    ) -> Union[SetDesiredResponse, Awaitable[SetDesiredResponse]]:
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.SetDesiredResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.SetDesiredResponse]]:
         """Writes desired counts. Fenced."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def ApplyAssignments(
         self,
-        request: ApplyAssignmentsRequest,
+        request: stoker.api.registry.v1.registry_pb2.ApplyAssignmentsRequest,
         context: _ServicerContext,
-    ) -> Union[ApplyAssignmentsResponse, Awaitable[ApplyAssignmentsResponse]]:
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.ApplyAssignmentsResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.ApplyAssignmentsResponse]]:
         """Writes and removes assignments in one transaction. Fenced."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def AcquireLeadership(
         self,
-        request: AcquireLeadershipRequest,
+        request: stoker.api.registry.v1.registry_pb2.AcquireLeadershipRequest,
         context: _ServicerContext,
-    ) -> Union[AcquireLeadershipResponse, Awaitable[AcquireLeadershipResponse]]:
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.AcquireLeadershipResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.AcquireLeadershipResponse]]:
         """Tries to become leader of a role. FAILED_PRECONDITION (NOT_LEADER) names who leads."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def RenewLeadership(
         self,
-        request: RenewLeadershipRequest,
+        request: stoker.api.registry.v1.registry_pb2.RenewLeadershipRequest,
         context: _ServicerContext,
-    ) -> Union[RenewLeadershipResponse, Awaitable[RenewLeadershipResponse]]:
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.RenewLeadershipResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.RenewLeadershipResponse]]:
         """Stays leader. The caller counts itself out at (time of sending + ttl) without an answer."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def ResignLeadership(
         self,
-        request: ResignLeadershipRequest,
+        request: stoker.api.registry.v1.registry_pb2.ResignLeadershipRequest,
         context: _ServicerContext,
-    ) -> Union[ResignLeadershipResponse, Awaitable[ResignLeadershipResponse]]:
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.ResignLeadershipResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.ResignLeadershipResponse]]:
         """Steps down, so that another need not wait."""
 
-def add_RegistryServiceServicer_to_server(servicer: RegistryServiceServicer, server: Union[Server, Server]) -> None: ...
+def add_RegistryServiceServicer_to_server(servicer: RegistryServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -3,113 +3,86 @@
 isort:skip_file
 The router beside InferenceService and OpenAI HTTP."""
 
+import abc
+import collections.abc
+import grpc
+import grpc.aio
+import stoker.api.router.v1.router_pb2
 import sys
+import typing
 
 if sys.version_info >= (3, 13):
     import typing as typing_extensions
 else:
     import typing_extensions
-from abc import (
-    ABCMeta,
-    abstractmethod,
-)
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Iterator,
-)
-from grpc import (
-    Channel,
-    Server,
-    ServicerContext,
-    UnaryUnaryMultiCallable,
-)
-from grpc.aio import (
-    Channel,
-    Server,
-    ServicerContext,
-    UnaryUnaryMultiCallable,
-)
-from stoker.api.router.v1.router_pb2 import (
-    ExplainRequest,
-    ExplainResponse,
-    GetViewRequest,
-    GetViewResponse,
-)
-from typing import (
-    Generic,
-    TypeVar,
-    Union,
-    overload,
-)
 
-_T = TypeVar("_T")
+_T = typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(AsyncIterator[_T], Iterator[_T], metaclass=ABCMeta): ...
+class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
 
-class _ServicerContext(ServicerContext, ServicerContext):  # type: ignore[misc, type-arg]
+class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 _RouterServiceExplainType = typing_extensions.TypeVar(
     '_RouterServiceExplainType',
-    UnaryUnaryMultiCallable[
-        ExplainRequest,
-        ExplainResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.ExplainRequest,
+        stoker.api.router.v1.router_pb2.ExplainResponse,
     ],
-    UnaryUnaryMultiCallable[
-        ExplainRequest,
-        ExplainResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.ExplainRequest,
+        stoker.api.router.v1.router_pb2.ExplainResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        ExplainRequest,
-        ExplainResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.ExplainRequest,
+        stoker.api.router.v1.router_pb2.ExplainResponse,
     ],
 )
 
 _RouterServiceGetViewType = typing_extensions.TypeVar(
     '_RouterServiceGetViewType',
-    UnaryUnaryMultiCallable[
-        GetViewRequest,
-        GetViewResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.GetViewRequest,
+        stoker.api.router.v1.router_pb2.GetViewResponse,
     ],
-    UnaryUnaryMultiCallable[
-        GetViewRequest,
-        GetViewResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.GetViewRequest,
+        stoker.api.router.v1.router_pb2.GetViewResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        GetViewRequest,
-        GetViewResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.GetViewRequest,
+        stoker.api.router.v1.router_pb2.GetViewResponse,
     ],
 )
 
-class RouterServiceStub(Generic[_RouterServiceExplainType, _RouterServiceGetViewType]):
+class RouterServiceStub(typing.Generic[_RouterServiceExplainType, _RouterServiceGetViewType]):
     """How a router decides and what it sees."""
 
-    @overload
+    @typing.overload
     def __init__(self: RouterServiceStub[
-        UnaryUnaryMultiCallable[
-            ExplainRequest,
-            ExplainResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.router.v1.router_pb2.ExplainRequest,
+            stoker.api.router.v1.router_pb2.ExplainResponse,
         ],
-        UnaryUnaryMultiCallable[
-            GetViewRequest,
-            GetViewResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.router.v1.router_pb2.GetViewRequest,
+            stoker.api.router.v1.router_pb2.GetViewResponse,
         ],
-    ], channel: Channel) -> None: ...
+    ], channel: grpc.Channel) -> None: ...
 
-    @overload
+    @typing.overload
     def __init__(self: RouterServiceStub[
-        UnaryUnaryMultiCallable[
-            ExplainRequest,
-            ExplainResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.router.v1.router_pb2.ExplainRequest,
+            stoker.api.router.v1.router_pb2.ExplainResponse,
         ],
-        UnaryUnaryMultiCallable[
-            GetViewRequest,
-            GetViewResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.router.v1.router_pb2.GetViewRequest,
+            stoker.api.router.v1.router_pb2.GetViewResponse,
         ],
-    ], channel: Channel) -> None: ...
+    ], channel: grpc.aio.Channel) -> None: ...
 
     Explain: _RouterServiceExplainType
     """Where a request would go now, and why: every candidate's cost, bound and confidence. Routes nothing."""
@@ -118,33 +91,33 @@ class RouterServiceStub(Generic[_RouterServiceExplainType, _RouterServiceGetView
     """The fleet as this router sees it."""
 
 RouterServiceAsyncStub: typing_extensions.TypeAlias = RouterServiceStub[
-    UnaryUnaryMultiCallable[
-        ExplainRequest,
-        ExplainResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.ExplainRequest,
+        stoker.api.router.v1.router_pb2.ExplainResponse,
     ],
-    UnaryUnaryMultiCallable[
-        GetViewRequest,
-        GetViewResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.GetViewRequest,
+        stoker.api.router.v1.router_pb2.GetViewResponse,
     ],
 ]
 
-class RouterServiceServicer(metaclass=ABCMeta):
+class RouterServiceServicer(metaclass=abc.ABCMeta):
     """How a router decides and what it sees."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def Explain(
         self,
-        request: ExplainRequest,
+        request: stoker.api.router.v1.router_pb2.ExplainRequest,
         context: _ServicerContext,
-    ) -> Union[ExplainResponse, Awaitable[ExplainResponse]]:
+    ) -> typing.Union[stoker.api.router.v1.router_pb2.ExplainResponse, collections.abc.Awaitable[stoker.api.router.v1.router_pb2.ExplainResponse]]:
         """Where a request would go now, and why: every candidate's cost, bound and confidence. Routes nothing."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def GetView(
         self,
-        request: GetViewRequest,
+        request: stoker.api.router.v1.router_pb2.GetViewRequest,
         context: _ServicerContext,
-    ) -> Union[GetViewResponse, Awaitable[GetViewResponse]]:
+    ) -> typing.Union[stoker.api.router.v1.router_pb2.GetViewResponse, collections.abc.Awaitable[stoker.api.router.v1.router_pb2.GetViewResponse]]:
         """The fleet as this router sees it."""
 
-def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: Union[Server, Server]) -> None: ...
+def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

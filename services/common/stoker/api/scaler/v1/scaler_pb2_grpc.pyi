@@ -3,107 +3,82 @@
 isort:skip_file
 The scaler."""
 
+import abc
+import collections.abc
+import grpc
+import grpc.aio
+import stoker.api.scaler.v1.scaler_pb2
 import sys
+import typing
 
 if sys.version_info >= (3, 13):
     import typing as typing_extensions
 else:
     import typing_extensions
-from abc import (
-    ABCMeta,
-    abstractmethod,
-)
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Iterator,
-)
-from grpc import (
-    Channel,
-    Server,
-    ServicerContext,
-    UnaryUnaryMultiCallable,
-)
-from grpc.aio import (
-    Channel,
-    Server,
-    ServicerContext,
-    UnaryUnaryMultiCallable,
-)
-from stoker.api.scaler.v1.scaler_pb2 import (
-    GetScalerStatusRequest,
-    GetScalerStatusResponse,
-)
-from typing import (
-    Generic,
-    TypeVar,
-    Union,
-    overload,
-)
 
-_T = TypeVar("_T")
+_T = typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(AsyncIterator[_T], Iterator[_T], metaclass=ABCMeta): ...
+class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
 
-class _ServicerContext(ServicerContext, ServicerContext):  # type: ignore[misc, type-arg]
+class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 _ScalerServiceGetScalerStatusType = typing_extensions.TypeVar(
     '_ScalerServiceGetScalerStatusType',
-    UnaryUnaryMultiCallable[
-        GetScalerStatusRequest,
-        GetScalerStatusResponse,
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.GetScalerStatusRequest,
+        stoker.api.scaler.v1.scaler_pb2.GetScalerStatusResponse,
     ],
-    UnaryUnaryMultiCallable[
-        GetScalerStatusRequest,
-        GetScalerStatusResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.GetScalerStatusRequest,
+        stoker.api.scaler.v1.scaler_pb2.GetScalerStatusResponse,
     ],
-    default=UnaryUnaryMultiCallable[
-        GetScalerStatusRequest,
-        GetScalerStatusResponse,
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.GetScalerStatusRequest,
+        stoker.api.scaler.v1.scaler_pb2.GetScalerStatusResponse,
     ],
 )
 
-class ScalerServiceStub(Generic[_ScalerServiceGetScalerStatusType]):
+class ScalerServiceStub(typing.Generic[_ScalerServiceGetScalerStatusType]):
     """What the scaler decided and why."""
 
-    @overload
+    @typing.overload
     def __init__(self: ScalerServiceStub[
-        UnaryUnaryMultiCallable[
-            GetScalerStatusRequest,
-            GetScalerStatusResponse,
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.scaler.v1.scaler_pb2.GetScalerStatusRequest,
+            stoker.api.scaler.v1.scaler_pb2.GetScalerStatusResponse,
         ],
-    ], channel: Channel) -> None: ...
+    ], channel: grpc.Channel) -> None: ...
 
-    @overload
+    @typing.overload
     def __init__(self: ScalerServiceStub[
-        UnaryUnaryMultiCallable[
-            GetScalerStatusRequest,
-            GetScalerStatusResponse,
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.scaler.v1.scaler_pb2.GetScalerStatusRequest,
+            stoker.api.scaler.v1.scaler_pb2.GetScalerStatusResponse,
         ],
-    ], channel: Channel) -> None: ...
+    ], channel: grpc.aio.Channel) -> None: ...
 
     GetScalerStatus: _ScalerServiceGetScalerStatusType
     """Whether this process leads, and its last decision per deployment."""
 
 ScalerServiceAsyncStub: typing_extensions.TypeAlias = ScalerServiceStub[
-    UnaryUnaryMultiCallable[
-        GetScalerStatusRequest,
-        GetScalerStatusResponse,
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.GetScalerStatusRequest,
+        stoker.api.scaler.v1.scaler_pb2.GetScalerStatusResponse,
     ],
 ]
 
-class ScalerServiceServicer(metaclass=ABCMeta):
+class ScalerServiceServicer(metaclass=abc.ABCMeta):
     """What the scaler decided and why."""
 
-    @abstractmethod
+    @abc.abstractmethod
     def GetScalerStatus(
         self,
-        request: GetScalerStatusRequest,
+        request: stoker.api.scaler.v1.scaler_pb2.GetScalerStatusRequest,
         context: _ServicerContext,
-    ) -> Union[GetScalerStatusResponse, Awaitable[GetScalerStatusResponse]]:
+    ) -> typing.Union[stoker.api.scaler.v1.scaler_pb2.GetScalerStatusResponse, collections.abc.Awaitable[stoker.api.scaler.v1.scaler_pb2.GetScalerStatusResponse]]:
         """Whether this process leads, and its last decision per deployment."""
 
-def add_ScalerServiceServicer_to_server(servicer: ScalerServiceServicer, server: Union[Server, Server]) -> None: ...
+def add_ScalerServiceServicer_to_server(servicer: ScalerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
