@@ -1,0 +1,52 @@
+"""What an operator can set for a planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
+
+from stoker.control.config import LoopConfig
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """When a node that vanished counts as lost, so that what it ran is placed elsewhere."""
+
+    grace_s: Annotated[
+        float, Meta(description="absence after which one node's replicas are placed elsewhere, seconds", ge=0)
+    ] = 20.0
+    mass_share: Annotated[
+        float,
+        Meta(
+            description="share of the nodes in use that may be absent before it looks like a lost network", gt=0, le=1
+        ),
+    ] = 0.34
+    mass_grace_s: Annotated[
+        float, Meta(description="absence that counts while more than mass_share are absent, seconds", ge=0)
+    ] = 300.0
+
+
+@dataclass(frozen=True)
+class RendezvousConfig:
+    """Ports on which the nodes of a gang meet, on the gang's first node."""
+
+    first_port: Annotated[int, Meta(description="first port of the range", ge=1024, le=65_000)] = 29_500
+    ports: Annotated[int, Meta(description="size of the range: gangs that one node can lead", ge=1, le=500)] = 200
+
+
+@dataclass(frozen=True)
+class PlannerConfig:
+    """Settings of one planner process."""
+
+    listen: Annotated[str, Meta(description="host:port of the gRPC server; port 0 takes a free one")] = (
+        "127.0.0.1:7350"
+    )
+    metrics_listen: Annotated[str, Meta(description="host:port of /metrics; empty for none")] = ""
+    registries: Annotated[
+        tuple[str, ...], Meta(description="host:port of every registry; one that answers is enough", min_length=1)
+    ] = ("127.0.0.1:7310",)
+    loss: LossConfig = field(default_factory=LossConfig)
+    rendezvous: RendezvousConfig = field(default_factory=RendezvousConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
