@@ -1,0 +1,79 @@
+"""All settings of a router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from stoker.router.core import HealthConfig, RoutingConfig
+
+
+@dataclass(frozen=True)
+class ListenConfig:
+    """Where the router listens, each host:port; port 0 takes a free one."""
+
+    grpc: Annotated[str, Meta(description="gRPC: InferenceService, RouterService, health")] = "127.0.0.1:7320"
+    http: Annotated[str, Meta(description="OpenAI HTTP")] = "127.0.0.1:7380"
+    metrics: Annotated[str, Meta(description="Prometheus metrics; empty for none")] = ""
+
+
+@dataclass(frozen=True)
+class LimitsConfig:
+    """What one request may ask for."""
+
+    max_body_bytes: Annotated[int, Meta(description="largest HTTP body, bytes", ge=1024)] = 16 * 1024 * 1024
+    max_in_flight: Annotated[int, Meta(description="requests at once; more are refused with 429", ge=1)] = 4096
+    request_s: Annotated[
+        float, Meta(description="longest time of a request, seconds; a caller may ask for less", gt=0)
+    ] = 3600.0
+    connect_s: Annotated[float, Meta(description="to connect to an engine, seconds", gt=0)] = 2.0
+    first_byte_s: Annotated[float, Meta(description="to an engine's first byte, seconds", gt=0)] = 600.0
+    idle_s: Annotated[
+        float, Meta(description="between two pieces of a response, and for a reader to take one, seconds", gt=0)
+    ] = 120.0
+    retries: Annotated[int, Meta(description="tries on other replicas before the first token", ge=0, le=10)] = 2
+
+
+@dataclass(frozen=True)
+class ChecksConfig:
+    """Direct health checks of the engines."""
+
+    interval_s: Annotated[float, Meta(description="between checks of a replica, seconds", gt=0)] = 1.0
+    timeout_s: Annotated[float, Meta(description="for an answer, seconds", gt=0)] = 2.0
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """Tokenizing in the router."""
+
+    inline_bytes: Annotated[
+        int, Meta(description="prompts up to this size are tokenized on the event loop, bytes", ge=0)
+    ] = 8192
+    threads: Annotated[int, Meta(description="threads that tokenize longer prompts", ge=1, le=64)] = 2
+    cache_dir: Annotated[str, Meta(description="keeps fetched tokenizers across restarts; empty for none")] = ""
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """A router."""
+
+    listen: ListenConfig = ListenConfig()
+    registries: Annotated[tuple[str, ...], Meta(description="host:port of every registry")] = ("127.0.0.1:7310",)
+    policy: Annotated[
+        Literal["stoker", "round_robin"], Meta(description="stoker: by prefix and load; round_robin: the baseline")
+    ] = "stoker"
+    allow_policy_header: Annotated[
+        bool, Meta(description="let a request choose its policy by x-stoker-policy (for benchmarks)")
+    ] = False
+    limits: LimitsConfig = LimitsConfig()
+    checks: ChecksConfig = ChecksConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    parity: Annotated[bool, Meta(description="probe that router and engine tokenize alike")] = True
+    drain_s: Annotated[float, Meta(description="for requests to finish after SIGTERM, seconds", ge=0)] = 30.0
+    otlp_endpoint: Annotated[
+        str, Meta(description="OTLP gRPC endpoint for traces, http://host:port; empty for none")
+    ] = ""
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
