@@ -91,8 +91,6 @@ class Capabilities:
 
     kv_events: bool
     cache_salt: bool
-    chat_render: bool
-    """Whether `POST /v1/chat/completions/render` gives token ids of a chat request."""
     multi_node: bool
 
 
