@@ -1,0 +1,1 @@
+"""Decisions of the node agent: values in, values out."""
