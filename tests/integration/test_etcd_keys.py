@@ -22,7 +22,7 @@ from stoker.etcd import (
     Target,
     Tls,
 )
-from tests.support.etcd import EtcdServer, free_port
+from tests.support.etcd import EtcdServer, eventually, free_port
 
 
 @pytest.fixture
@@ -170,9 +170,7 @@ async def test_tls(tmp_path: Path) -> None:
     server.start(wait=False)
     certificate = server.data / "fixtures" / "client" / "cert.pem"
     try:
-        async with asyncio.timeout(10):
-            while not certificate.exists() or not certificate.read_bytes():
-                await asyncio.sleep(0.02)
+        await eventually(lambda: certificate.exists() and certificate.read_bytes().endswith(b"-----\n"))
         async with EtcdClient([server.endpoint], tls=Tls.from_files(certificate), call_timeout_s=10) as client:
             await client.put("/tls", b"1")
             async with client.watch_prefix("/tls") as watch:

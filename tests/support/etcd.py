@@ -6,6 +6,7 @@ killed process (unlike a crashed machine) never notices.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 import signal
@@ -14,7 +15,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -30,6 +31,17 @@ def free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+async def eventually(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    """Wait until `condition`, a function or a coroutine function, holds; fails after `within_s` seconds."""
+    deadline = time.monotonic() + within_s
+    while True:
+        held = condition()
+        if await held if isinstance(held, Awaitable) else held:
+            return
+        assert time.monotonic() < deadline, f"{condition} did not hold within {within_s:g} s"
+        await asyncio.sleep(0.02)
 
 
 class EtcdServer:

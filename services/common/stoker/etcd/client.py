@@ -50,7 +50,7 @@ class EtcdClient:
     ) -> None:
         if not endpoints:
             raise EtcdRejected("etcd endpoints: the list is empty; give at least one host:port")
-        self._addresses = tuple(endpoints)
+        self.endpoints = tuple(endpoints)
         self._tls = tls
         self._timeout = call_timeout_s
         self._attempt_timeout = attempt_timeout_s
@@ -64,7 +64,7 @@ class EtcdClient:
     async def connect(self) -> None:
         """Open the channels and wait for one answer; EtcdUnavailable when none comes in `call_timeout_s`."""
         self._transport_or_none = Transport(
-            self._addresses, self._tls, attempt_timeout_s=self._attempt_timeout, rng=self._rng
+            self.endpoints, self._tls, attempt_timeout_s=self._attempt_timeout, rng=self._rng
         )
         self._renewals = Renewals(self._transport_or_none)
         try:
