@@ -1,0 +1,55 @@
+"""What each node still has to give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from stoker.planner.core.values import Assignment, Deployment, Member, Node
+
+
+class Capacity:
+    """Free GPUs, slots and rendezvous ports per node, less everything assigned.
+
+    An assignment holds its share until it is deleted, also while it drains: its process may still be there.
+    Copies are independent, so that a placement can be tried and dropped.
+    """
+
+    def __init__(self, nodes: Iterable[Node], assignments: Iterable[Assignment]) -> None:
+        self._nodes = {node.id: node for node in nodes}
+        self._gpus = {node.id: set(node.gpus) for node in self._nodes.values()}
+        self._slots = {node.id: 0 if node.gpus else node.cpu_slots for node in self._nodes.values()}
+        self._ports: dict[str, set[int]] = {}
+        for assignment in assignments:
+            self.take(assignment)
+
+    def take(self, assignment: Assignment) -> None:
+        """Books what `assignment` uses; its nodes that are not there are passed over."""
+        for member in assignment.members:
+            self._book(member)
+        if assignment.rendezvous_port:
+            self._ports.setdefault(assignment.members[0].node, set()).add(assignment.rendezvous_port)
+
+    def _book(self, member: Member) -> None:
+        if member.gpus:
+            self._gpus.get(member.node, set()).difference_update(member.gpus)
+        elif member.node in self._slots:
+            self._slots[member.node] -= 1
+
+    def fits(self, node: Node, deployment: Deployment) -> bool:
+        """Whether `node` has room for one member of `deployment` now."""
+        if deployment.gpus_per_node:
+            return len(self._gpus[node.id]) >= deployment.gpus_per_node
+        return self._slots[node.id] > 0
+
+    def free(self, node: Node, deployment: Deployment) -> int:
+        """Free units of the kind that `deployment` uses, on `node`: GPUs or slots."""
+        return len(self._gpus[node.id]) if deployment.gpus_per_node else max(0, self._slots[node.id])
+
+    def member_on(self, node: Node, deployment: Deployment) -> Member:
+        """The member that `node` would run: the lowest free GPUs, or a slot."""
+        return Member(node.id, tuple(sorted(self._gpus[node.id])[: deployment.gpus_per_node]))
+
+    def free_port(self, node_id: str, ports: range) -> int | None:
+        """The lowest of `ports` that no gang led by this node uses; None when all are taken."""
+        taken: Mapping[int, object] | set[int] = self._ports.get(node_id, set())
+        return next((port for port in ports if port not in taken), None)

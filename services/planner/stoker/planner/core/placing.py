@@ -1,0 +1,121 @@
+"""Finding nodes for a replica: first fit, and where nothing fits, words on why."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from stoker.planner.core.capacity import Capacity
+from stoker.planner.core.values import Assignment, Deployment, Node
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def in_order(nodes: Iterable[Node]) -> list[Node]:
+    """Nodes in the order in which they are tried: by name, numbers as numbers."""
+    return sorted(nodes, key=lambda node: [int(part) if part.isdigit() else part for part in _DIGITS.split(node.id)])
+
+
+def first_fit(
+    replica: str,
+    deployment: Deployment,
+    nodes: Sequence[Node],
+    capacity: Capacity,
+    settling: frozenset[str],
+    ports: range,
+) -> Assignment | None:
+    """An assignment on the first distinct nodes with room, or None. Books nothing."""
+    fitting: list[tuple[Node, int]] = []
+    for node in nodes:
+        if _unfit(node, deployment, settling) is None and capacity.fits(node, deployment):
+            port = 0
+            if not fitting and deployment.gang_size > 1:
+                free_port = capacity.free_port(node.id, ports)
+                if free_port is None:
+                    continue
+                port = free_port
+            fitting.append((node, port))
+            if len(fitting) == deployment.gang_size:
+                members = tuple(capacity.member_on(node, deployment) for node, _ in fitting)
+                return Assignment(replica, deployment.name, deployment.spec, members, rendezvous_port=fitting[0][1])
+    return None
+
+
+def why_not(deployment: Deployment, nodes: Sequence[Node], capacity: Capacity, settling: frozenset[str]) -> str:
+    """Why `first_fit` found nothing, with the numbers, and what would help."""
+    size, gpus = deployment.gang_size, deployment.gpus_per_node
+    one = f"{gpus} free GPU{'s' * (gpus > 1)}" if gpus else "a free CPU slot"
+    need = f"needs {_nodes(size)} with {one}{' each' * (size > 1)} and engine {deployment.engine}"
+    if deployment.node_selector:
+        need += f" and labels {_labels(deployment)}"
+    if not nodes:
+        return f"{need}; no node is registered: start a node agent"
+    verdicts: Counter[str] = Counter()
+    fitting, most = 0, 0
+    for node in nodes:
+        unfit = _unfit(node, deployment, settling)
+        if unfit is not None:
+            verdicts[unfit] += 1
+            continue
+        free = capacity.free(node, deployment)
+        most = max(most, free)
+        if capacity.fits(node, deployment):
+            fitting += 1
+        else:
+            verdicts["too full" if free or _offers(node, deployment) else _offers_none(deployment)] += 1
+    found = f"of {_nodes(len(nodes))} {fitting} {'fits' if fitting == 1 else 'fit'}"
+    lacking = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
+    if verdicts["too full"] and gpus:
+        lacking += f" (most free GPUs on one: {most})"
+    if lacking:
+        found += f" ({lacking})"
+    return f"{need}; {found}; {_remedy(deployment, verdicts, fitting)}"
+
+
+def _unfit(node: Node, deployment: Deployment, settling: frozenset[str]) -> str | None:
+    """What about `node` itself, not its room, keeps `deployment` off it."""
+    if deployment.engine not in node.engines:
+        return f"without engine {deployment.engine}"
+    if any(node.labels.get(key) != value for key, value in deployment.node_selector.items()):
+        return "without the labels"
+    if node.draining:
+        return "draining"
+    if node.id in settling:
+        return "still stopping an earlier replica"
+    return None
+
+
+def _offers(node: Node, deployment: Deployment) -> bool:
+    if deployment.gpus_per_node:
+        return len(node.gpus) >= deployment.gpus_per_node
+    return not node.gpus and node.cpu_slots > 0
+
+
+def _offers_none(deployment: Deployment) -> str:
+    gpus = deployment.gpus_per_node
+    return (
+        f"with fewer than {gpus} GPUs" if gpus else "with GPUs, which take no replica that asks for none, or no slots"
+    )
+
+
+def _remedy(deployment: Deployment, verdicts: Counter[str], fitting: int) -> str:
+    if fitting >= deployment.gang_size:
+        return "all rendezvous ports of their leaders are taken: widen rendezvous.ports"
+    missing = deployment.gang_size - fitting
+    if verdicts["too full"] or verdicts["draining"] or verdicts["still stopping an earlier replica"]:
+        undo = ", undo a drain" if verdicts["draining"] else ""
+        return f"add {missing} such node{'s' * (missing > 1)}{undo} or scale a deployment down"
+    if verdicts[f"without engine {deployment.engine}"]:
+        return f"install {deployment.engine} on a node, or change the deployment's engine"
+    if verdicts["without the labels"]:
+        return f"label {_nodes(missing)} {_labels(deployment)}, or change node_selector"
+    return f"add {missing} such node{'s' * (missing > 1)}, or change gpus_per_node"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}"
+
+
+def _labels(deployment: Deployment) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(deployment.node_selector.items()))

@@ -1,0 +1,105 @@
+"""Which replicas of a deployment leave, and when: capacity goes first where there is room for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stoker.planner.core.values import Assignment, Condition, Problem, Wanted
+
+_ORDINAL = re.compile(r"-(\d+)$")
+
+
+def ordinal(replica: str) -> int:
+    """The number at the end of a replica's id; 0 without one."""
+    found = _ORDINAL.search(replica)
+    return int(found[1]) if found else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A replica that is meant to run, and what speaks against it where it is."""
+
+    assignment: Assignment
+    ready: bool
+    outdated: bool
+    """Runs another specification than the deployment's."""
+    displaced: bool
+    """Has a member on a draining node."""
+    lost: bool
+    """Has a member on a lost node."""
+    late: bool
+    """Has a member on an absent node that may return."""
+
+    @property
+    def stays(self) -> bool:
+        """True where it is fine as it is."""
+        return not (self.outdated or self.displaced or self.lost)
+
+    @property
+    def id(self) -> str:
+        """Its replica id."""
+        return self.assignment.replica
+
+
+def runners(problem: Problem, assignments: Iterable[Assignment], spec: str) -> list[Runner]:
+    """Those of `assignments` that are meant to run, seen against the deployment's `spec`."""
+    present = {node.id for node in problem.nodes}
+    draining = {node.id for node in problem.nodes if node.draining}
+    found = []
+    for assignment in assignments:
+        if assignment.wanted is Wanted.DRAIN:
+            continue
+        nodes = {member.node for member in assignment.members}
+        found.append(
+            Runner(
+                assignment,
+                ready=problem.conditions.get(assignment.replica) is Condition.READY,
+                outdated=assignment.spec != spec,
+                displaced=bool(nodes & draining),
+                lost=bool(nodes & problem.lost),
+                late=bool(nodes - present - problem.lost),
+            )
+        )
+    return found
+
+
+def surge(running: Iterable[Runner]) -> int:
+    """Replicas allowed beyond the desired count: one for each that must move, and one for a new specification."""
+    moving = sum(runner.displaced for runner in running)
+    return moving + any(runner.outdated and not runner.displaced for runner in running)
+
+
+def leavers(running: Sequence[Runner], want: int, victims: Sequence[str]) -> list[tuple[Runner, str]]:
+    """Those that leave now, each with a reason. Of ready ones never so many that fewer than `want` stay ready,
+    unless there are more replicas than the count and its surge allow.
+    """
+    rank = {victim: place for place, victim in enumerate(victims)}
+    queue = sorted(
+        running,
+        key=lambda r: (not r.lost, r.stays, rank.get(r.id, len(rank)), r.ready, not r.displaced, -ordinal(r.id)),
+    )
+    excess = len(running) - want
+    rest = list(queue)
+    leaving: list[tuple[Runner, str]] = []
+    for runner in queue:
+        reason = _reason_to_leave(runner, rest, excess, want)
+        if reason is not None:
+            leaving.append((runner, reason))
+            rest.remove(runner)
+            excess -= 1
+    return leaving
+
+
+def _reason_to_leave(runner: Runner, rest: Sequence[Runner], excess: int, want: int) -> str | None:
+    if excess > 0 and (runner.lost or excess > surge(rest)):
+        return "scaled down"
+    if runner.stays or runner.lost or runner.late:
+        return None
+    spare = sum(other.ready for other in rest) - runner.ready >= want
+    if runner.outdated and (not runner.ready or (excess > 0 and spare)):
+        return "replaced by the new specification"
+    if runner.displaced and excess > 0 and (not runner.ready or spare):
+        return "its node drains"
+    return None

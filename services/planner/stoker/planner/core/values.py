@@ -1,0 +1,135 @@
+"""The values that go into a plan and come out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Wanted(Enum):
+    """What an assignment asks of its agents."""
+
+    RUN = "run"
+    DRAIN = "drain"
+
+
+class Condition(Enum):
+    """What the planner needs to know of a replica's state."""
+
+    READY = "ready"
+    """Serves."""
+    NOT_READY = "not_ready"
+    """Some member is starting, failing, or draining."""
+    GONE = "gone"
+    """No member is left, or all have stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A host. It offers `gpus` (indices as the driver counts), or where it has none, `cpu_slots` replicas."""
+
+    id: str
+    gpus: frozenset[int] = frozenset()
+    cpu_slots: int = 0
+    engines: frozenset[str] = frozenset()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What to run. `spec` names one content of the specification, its replica count left out.
+
+    `gang_size` nodes per replica, each with `gpus_per_node` GPUs; none means a slot on a host without GPUs.
+    """
+
+    name: str
+    spec: str
+    engine: str
+    gpus_per_node: int = 0
+    gang_size: int = 1
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node of a gang; its rank is its place in the assignment."""
+
+    node: str
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A replica and the nodes that run it, the leader first."""
+
+    replica: str
+    deployment: str
+    spec: str
+    members: tuple[Member, ...]
+    wanted: Wanted = Wanted.RUN
+    rendezvous_port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """How many replicas a deployment shall have, and which go first when there are more."""
+
+    replicas: int
+    victims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an operator set: rendezvous ports, and when absent nodes count as lost (seconds, see `loss`)."""
+
+    rendezvous_ports: range = range(29_500, 29_700)
+    grace_s: float = 20.0
+    mass_share: float = 0.34
+    mass_grace_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """All the planner sees.
+
+    `conditions` is by replica id; one that is missing has no member left. `settling` are nodes that still run
+    members of no assignment of theirs: what those hold is unknown, so nothing new goes there. `lost` are nodes
+    held to be gone for good; assigned nodes that are neither here nor in `nodes` are late and may return.
+    `replacing` are ids that an earlier plan freed for a replacement.
+    """
+
+    nodes: Sequence[Node] = ()
+    deployments: Sequence[Deployment] = ()
+    desired: Mapping[str, Desired] = field(default_factory=dict)
+    assignments: Sequence[Assignment] = ()
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
+    settling: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
+    replacing: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """Replicas that have no place, or have to leave one and cannot: why, in words that name what would help."""
+
+    deployment: str
+    replicas: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to write, in one transaction: no id is in both. `why` has a few words on each put and delete."""
+
+    puts: tuple[Assignment, ...] = ()
+    deletes: tuple[str, ...] = ()
+    unplaced: tuple[Unplaced, ...] = ()
+    replacing: frozenset[str] = frozenset()
+    why: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def quiet(self) -> bool:
+        """True where nothing has to be written."""
+        return not self.puts and not self.deletes
