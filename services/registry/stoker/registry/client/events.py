@@ -1,0 +1,79 @@
+"""What a `FleetWatch` and a `ReportSession` tell their owners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.api.registry.v1 import registry_pb2
+
+
+@dataclass(frozen=True)
+class RecordsChanged:
+    """Records that came or changed, and names that went, merged over all registries.
+
+    `snapshot` says that this is the difference to a whole snapshot: the first one carries everything, a later
+    one only what changed while the stream was away. Never a clear followed by a refill.
+    """
+
+    upserts: registry_pb2.Records
+    removals: registry_pb2.Removals
+    snapshot: bool
+
+
+@dataclass(frozen=True)
+class LoadChanged:
+    """Newer load of some replicas."""
+
+    loads: tuple[registry_pb2.ReplicaLoad, ...]
+
+
+@dataclass(frozen=True)
+class DigestChanged:
+    """KV blocks of one replica and tier: a whole snapshot in one piece, or the delta that follows the last one."""
+
+    update: registry_pb2.DigestUpdate
+
+
+@dataclass(frozen=True)
+class SourceChanged:
+    """A registry came, went, or said how fresh its view is. `freshness` is the last it said, None before."""
+
+    endpoint: str
+    connected: bool
+    freshness: registry_pb2.Freshness | None
+
+
+FleetEvent = RecordsChanged | LoadChanged | DigestChanged | SourceChanged
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A registry admitted the agent; digests of all replicas will be asked for anew."""
+
+    endpoint: str
+    registry_id: str
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """No registry hears the agent now; the session looks for one."""
+
+    endpoint: str
+    because: str
+
+
+@dataclass(frozen=True)
+class AssignmentsChanged:
+    """All that this node shall run."""
+
+    assignments: registry_pb2.NodeAssignments
+
+
+@dataclass(frozen=True)
+class ResyncWanted:
+    """The digest of this replica is not trusted: publish a snapshot of each of its tiers."""
+
+    replica_id: str
+
+
+AgentEvent = Connected | Disconnected | AssignmentsChanged | ResyncWanted

@@ -1,0 +1,234 @@
+"""The fleet as all registries together tell it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+import structlog
+
+from stoker.api.registry.v1 import registry_pb2, registry_pb2_grpc
+from stoker.common import rpc
+from stoker.common.backoff import Backoff
+from stoker.common.errors import InvalidRequest
+from stoker.registry.client.events import (
+    DigestChanged,
+    FleetEvent,
+    LoadChanged,
+    RecordsChanged,
+    SourceChanged,
+)
+from stoker.registry.core import records
+from stoker.registry.core.merge import Change, DigestMerge, FleetView, LoadMerge, Verdict
+from stoker.registry.core.records import Kind, Name, Record
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Source:
+    """One registry's stream."""
+
+    endpoint: str
+    connected: bool = False
+    heard_at: float = float("-inf")
+    freshness: registry_pb2.Freshness | None = None
+    pieces: dict[Name, Record] = field(default_factory=dict)
+    revision: int = 0
+
+    def owns(self, node_id: str) -> bool:
+        return self.connected and self.freshness is not None and node_id in self.freshness.nodes
+
+
+class _Gap(Exception):
+    """A digest step is missing: the stream must start anew."""
+
+
+class FleetWatch:
+    """One stream to every registry of `endpoints`, merged; it reconnects for ever, with jitter.
+
+    `topics` are `registry_pb2.TOPIC_*`, at least one; `deployments` limits records, load and digests to these.
+    A registry that is silent for `silence_s` (it owes a sign of life each second) counts as lost. `view` keeps
+    its last state whatever happens. Use it as an async context manager; iterate `events()` from one task only:
+    events are in a bounded queue, and an owner that does not take them slows the streams down.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        topics: Iterable[registry_pb2.Topic.ValueType],
+        deployments: Iterable[str] = (),
+        *,
+        watcher: str = "",
+        silence_s: float = 3.0,
+        rng: random.Random | None = None,
+    ) -> None:
+        if not endpoints:
+            raise InvalidRequest.field("endpoints", "give at least one registry as host:port")
+        self._request = registry_pb2.WatchRequest(
+            topics=topics,
+            deployments=deployments,
+            watcher=watcher,
+        )
+        self._silence_s = silence_s
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._backoff = Backoff(first_s=0.1, max_s=3.0)
+        self._sources = {endpoint: _Source(endpoint) for endpoint in endpoints}
+        self._events: asyncio.Queue[FleetEvent] = asyncio.Queue(maxsize=1024)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._loads = LoadMerge()
+        self._digests = DigestMerge()
+        self.view = FleetView()
+        """All records of the topics asked for, as of the events already queued."""
+        self.synced = asyncio.Event()
+        """Set once the first whole snapshot is in `view`."""
+
+    @property
+    def stale(self) -> bool:
+        """True unless some connected registry vouches that its view is current."""
+        return not any(
+            source.connected and source.freshness is not None and not source.freshness.stale
+            for source in self._sources.values()
+        )
+
+    def age_s(self, now: float) -> dict[str, float]:
+        """By endpoint: seconds since this registry's view was proven current; infinite before its first word.
+
+        `now` is the event loop's clock.
+        """
+        ages = {}
+        for endpoint, source in self._sources.items():
+            staleness_s = source.freshness.etcd_staleness_ms / 1000 if source.freshness is not None else 0.0
+            ages[endpoint] = now - source.heard_at + staleness_s
+        return ages
+
+    async def events(self) -> AsyncIterator[FleetEvent]:
+        """Merged events, for ever."""
+        while True:
+            yield await self._events.get()
+
+    async def start(self) -> None:
+        """Open the streams."""
+        self._tasks = [
+            asyncio.create_task(self._follow(source), name=f"watch registry {source.endpoint}")
+            for source in self._sources.values()
+        ]
+
+    async def close(self) -> None:
+        """End the streams."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def __aenter__(self) -> FleetWatch:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _follow(self, source: _Source) -> None:
+        attempt = 0
+        while True:
+            started = asyncio.get_running_loop().time()
+            try:
+                async with rpc.channel(source.endpoint) as channel:
+                    await self._stream(source, channel)
+                because = "the stream ended"
+            except grpc.aio.AioRpcError as error:
+                because = rpc.error_from(error).message
+            except TimeoutError:
+                because = f"silent for {self._silence_s:g} s"
+            except _Gap as error:
+                because = str(error)
+            was_connected = source.connected
+            source.connected, source.pieces = False, {}
+            self._digests.disconnected(source.endpoint)
+            if was_connected:
+                log.warning("watch.lost", endpoint=source.endpoint, because=because)
+                await self._events.put(SourceChanged(source.endpoint, False, source.freshness))
+            attempt = 0 if was_connected and asyncio.get_running_loop().time() - started > 5 else attempt + 1
+            await asyncio.sleep(self._backoff.delay_s(attempt, self._rng))
+
+    async def _stream(self, source: _Source, channel: grpc.aio.Channel) -> None:
+        stub: registry_pb2_grpc.RegistryServiceAsyncStub = registry_pb2_grpc.RegistryServiceStub(channel)
+        call = stub.Watch(self._request)
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                async with asyncio.timeout(self._silence_s):
+                    message = await call.read()
+                if not isinstance(message, registry_pb2.WatchResponse):
+                    # End of stream: the status tells why.
+                    if (code := await call.code()) is not grpc.StatusCode.OK:
+                        raise grpc.aio.AioRpcError(
+                            code,
+                            await call.initial_metadata(),
+                            await call.trailing_metadata(),
+                            details=await call.details(),
+                        )
+                    return
+                source.heard_at = loop.time()
+                for event in self._take(source, message):
+                    await self._events.put(event)
+        finally:
+            call.cancel()
+
+    def _take(self, source: _Source, message: registry_pb2.WatchResponse) -> list[FleetEvent]:
+        match message.WhichOneof("message"):
+            case "snapshot":
+                source.pieces.update(records.unpack(message.snapshot))
+            case "snapshot_end":
+                source.revision = message.snapshot_end.revision
+                change = self.view.snapshot(source.pieces, source.revision)
+                source.pieces, source.connected = {}, True
+                first = not self.synced.is_set()
+                self.synced.set()
+                log.info("watch.synced", endpoint=source.endpoint, revision=source.revision)
+                changed = [self._changed(change, snapshot=True)] if change or first else []
+                return [SourceChanged(source.endpoint, True, source.freshness), *changed]
+            case "upserts":
+                upserts = records.unpack(message.upserts)
+                return self._changes(self.view.delta(upserts, (), message.upserts.revision))
+            case "removals":
+                names = records.unpack_removals(message.removals)
+                return self._changes(self.view.delta((), names, message.removals.revision))
+            case "load":
+                loads = tuple(
+                    load for load in message.load.loads if self._loads.offer(source.endpoint, load, self._owns)
+                )
+                return [LoadChanged(loads)] if loads else []
+            case "digest":
+                verdict, update = self._digests.offer(source.endpoint, message.digest, self._owns)
+                if verdict is Verdict.GAP and update.replica_id in self.view.replicas:
+                    raise _Gap(f"digest of {update.replica_id} does not follow what is held")
+                return [DigestChanged(update)] if verdict is Verdict.TAKE else []
+            case "freshness":
+                source.freshness = message.freshness
+                if source.connected:
+                    return [SourceChanged(source.endpoint, True, source.freshness)]
+        return []
+
+    def _changes(self, change: Change) -> list[FleetEvent]:
+        return [self._changed(change, snapshot=False)] if change else []
+
+    def _changed(self, change: Change, *, snapshot: bool) -> RecordsChanged:
+        for kind, name in change.removals:
+            if kind is Kind.REPLICAS:
+                self._loads.forget(name)
+                self._digests.forget(name)
+        return RecordsChanged(
+            records.pack(change.upserts, self.view.revision),
+            records.pack_removals(change.removals, self.view.revision),
+            snapshot,
+        )
+
+    def _owns(self, endpoint: str, replica_id: str) -> bool:
+        """Whether this registry hears, as far as is known, the agent that serves the replica."""
+        replica = self.view.replicas.get(replica_id)
+        source = self._sources.get(endpoint)
+        return replica is not None and source is not None and source.owns(replica.node_id)

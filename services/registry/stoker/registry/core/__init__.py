@@ -1,0 +1,1 @@
+"""The registry's decisions, pure: values in, values out."""
