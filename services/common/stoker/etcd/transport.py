@@ -30,10 +30,10 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A restarted server is found again within 2 s.
+    # A restarted server is found again within 1 s; the minimum is how long one attempt to connect may take.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
     # Whether to send a write twice is decided here, never below.
     ("grpc.enable_retries", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -141,7 +141,7 @@ class Transport:
         """Trust this endpoint again."""
         self._endpoints.succeeded(self._connections.index(connection))
 
-    def pause(self, attempt: int, cap_s: float = 3.0) -> float:
+    def pause(self, attempt: int, cap_s: float = 2.0) -> float:
         """Seconds to wait before the next try: none while another endpoint is good."""
         if self._endpoints.has_good(_now()):
             return 0.0

@@ -35,7 +35,7 @@ class WatchTimes:
     """How often the server is asked for a sign of progress."""
     silence_s: float = 5.0
     """Without any message for this long the server is left for another."""
-    retry_cap_s: float = 3.0
+    retry_cap_s: float = 2.0
     """The longest wait between two tries."""
     buffered: int = 256
     """Deltas held for a slow consumer before reading stops and etcd holds the rest."""
