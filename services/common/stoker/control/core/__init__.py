@@ -1,0 +1,1 @@
+"""Whether a leader may decide: pure."""

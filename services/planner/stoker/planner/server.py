@@ -1,0 +1,157 @@
+"""Between the planner's core and the wire."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from stoker.api.common.v1 import common_pb2
+from stoker.api.planner.v1 import planner_pb2, planner_pb2_grpc
+from stoker.api.registry.v1 import records_pb2
+from stoker.planner.core.values import (
+    Assignment,
+    Condition,
+    Deployment,
+    Desired,
+    Member,
+    Node,
+    Problem,
+    Unplaced,
+    Wanted,
+)
+from stoker.registry.client import FleetView
+
+SERVICE = "stoker.api.planner.v1.PlannerService"
+
+
+def spec_key(spec: common_pb2.DeploymentSpec) -> str:
+    """A name for what a replica runs: equal for specifications that differ in nothing but the replica count."""
+    bare = common_pb2.DeploymentSpec()
+    bare.CopyFrom(spec)
+    bare.replicas = 0
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()[:16]
+
+
+def problem_of(view: FleetView, lost: frozenset[str], replacing: frozenset[str]) -> Problem:
+    """The registry's records as the core sees them."""
+    return Problem(
+        nodes=[_node(node) for node in view.nodes.values()],
+        deployments=[_deployment(deployment.spec) for deployment in view.deployments.values()],
+        desired={name: Desired(record.replicas, tuple(record.victims)) for name, record in view.desired.items()},
+        assignments=[_assignment(record) for record in view.assignments.values()],
+        conditions={name: _condition(replica) for name, replica in view.replicas.items()},
+        settling=frozenset(_settling(view.replicas.values(), view.assignments)),
+        lost=lost,
+        replacing=replacing,
+    )
+
+
+def assigned_nodes(view: FleetView) -> frozenset[str]:
+    """All nodes that some assignment names."""
+    return frozenset(member.node_id for record in view.assignments.values() for member in record.members)
+
+
+def record_of(assignment: Assignment, view: FleetView, fence: common_pb2.Fence) -> records_pb2.Assignment:
+    """An assignment as the record to write. One that stands keeps what it runs; a new one runs the deployment's
+    specification as it is now.
+    """
+    record = records_pb2.Assignment()
+    standing = view.assignments.get(assignment.replica)
+    if standing is not None:
+        record.CopyFrom(standing)
+        record.created_revision = 0
+    else:
+        deployment = view.deployments[assignment.deployment]
+        record.replica_id, record.deployment = assignment.replica, assignment.deployment
+        record.spec.CopyFrom(deployment.spec)
+        record.generation = deployment.generation
+        record.rendezvous_port = assignment.rendezvous_port
+        for rank, member in enumerate(assignment.members):
+            record.members.add(rank=rank, node_id=member.node, gpu_indices=member.gpus)
+    record.wanted = records_pb2.WANTED_DRAIN if assignment.wanted is Wanted.DRAIN else records_pb2.WANTED_RUN
+    record.fence.CopyFrom(fence)
+    return record
+
+
+def _node(node: common_pb2.Node) -> Node:
+    return Node(
+        id=node.node_id,
+        gpus=frozenset(gpu.index for gpu in node.gpus),
+        cpu_slots=node.cpu_slots,
+        engines=frozenset(node.engines),
+        labels=dict(node.labels),
+        draining=node.draining,
+    )
+
+
+def _deployment(spec: common_pb2.DeploymentSpec) -> Deployment:
+    return Deployment(
+        name=spec.name,
+        spec=spec_key(spec),
+        engine=spec.engine,
+        gpus_per_node=spec.gpus_per_node,
+        gang_size=max(1, spec.gang_size),
+        node_selector=dict(spec.node_selector),
+    )
+
+
+def _assignment(record: records_pb2.Assignment) -> Assignment:
+    members = sorted(record.members, key=lambda member: member.rank)
+    return Assignment(
+        replica=record.replica_id,
+        deployment=record.deployment,
+        spec=spec_key(record.spec),
+        members=tuple(Member(member.node_id, tuple(member.gpu_indices)) for member in members),
+        wanted=Wanted.DRAIN if record.wanted == records_pb2.WANTED_DRAIN else Wanted.RUN,
+        rendezvous_port=record.rendezvous_port,
+    )
+
+
+def _condition(replica: records_pb2.Replica) -> Condition:
+    if all(member.state == records_pb2.STATE_STOPPED for member in replica.members):
+        return Condition.GONE
+    return Condition.READY if replica.state == records_pb2.STATE_READY else Condition.NOT_READY
+
+
+def _settling(
+    replicas: Iterable[records_pb2.Replica], assignments: Mapping[str, records_pb2.Assignment]
+) -> Iterable[str]:
+    """Nodes with a live member that no assignment puts there (any more)."""
+    for replica in replicas:
+        assignment = assignments.get(replica.replica_id)
+        named = {member.node_id for member in assignment.members} if assignment is not None else set()
+        for member in replica.members:
+            if member.state != records_pb2.STATE_STOPPED and member.node_id not in named:
+                yield member.node_id
+
+
+class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
+    """Tells whether this process leads, and what it could not place."""
+
+    def __init__(
+        self,
+        leading: Callable[[], bool],
+        leader: Callable[[], records_pb2.Leader | None],
+        unplaced: Callable[[], Sequence[Unplaced]],
+    ) -> None:
+        self._leading = leading
+        self._leader = leader
+        self._unplaced = unplaced
+
+    async def GetPlannerStatus(  # noqa: N802
+        self,
+        request: planner_pb2.GetPlannerStatusRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> planner_pb2.GetPlannerStatusResponse:
+        """The status; only the leader knows what is unplaced."""
+        return planner_pb2.GetPlannerStatusResponse(
+            leading=self._leading(),
+            leader=self._leader(),
+            unplaced=[
+                planner_pb2.Unplaced(deployment=entry.deployment, replicas=entry.replicas, reason=entry.reason)
+                for entry in self._unplaced()
+            ],
+        )
