@@ -1,0 +1,1 @@
+"""The OpenAI HTTP API as vLLM serves it."""

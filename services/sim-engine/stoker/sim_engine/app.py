@@ -1,0 +1,82 @@
+"""Starts a simulated engine: `python -m stoker.sim_engine.app --model DIR …`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+
+import structlog
+import uvloop
+from aiohttp import web
+
+from stoker.sim_engine import gang
+from stoker.sim_engine.config import SimConfig, parse
+from stoker.sim_engine.engine import SimEngine
+from stoker.sim_engine.publisher import Publisher
+from stoker.sim_engine.server import Server
+from stoker.sim_engine.tokenizer import Tokenizer
+
+log = structlog.get_logger()
+
+
+async def serve(config: SimConfig) -> None:
+    """Run until SIGTERM or SIGINT. Raises `GangBroken` when another member of the gang is gone."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with asyncio.TaskGroup() as tasks:
+        work = tasks.create_task(_work(config))
+        await stop.wait()
+        work.cancel()
+
+
+async def _work(config: SimConfig) -> None:
+    if config.gang is not None and config.gang.rank > 0:
+        await gang.member(config.gang)
+        return
+    head = gang.Head(config.gang) if config.gang is not None else None
+    await asyncio.sleep(config.faults.start_delay_s)
+    if head is not None:
+        await head.joined()
+    tokenizer = Tokenizer(config.model)
+    publisher = None
+    if config.kv_events is not None:
+        publisher = Publisher(config.kv_events, config.block_size, drop_every=config.faults.drop_events)
+    engine = SimEngine(config, tokenizer.sayable, publisher)
+    runner = web.AppRunner(Server(engine, tokenizer).app(), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, config.host, config.port, backlog=1024).start()
+        log.info("serving", host=config.host, port=config.port, model=config.served_names[0])
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(engine.run())
+            if publisher is not None:
+                tasks.create_task(publisher.serve_replay())
+            if head is not None:
+                tasks.create_task(head.broken())
+    finally:
+        await runner.cleanup()
+        if publisher is not None:
+            publisher.close()
+
+
+def main() -> None:
+    """The console entry."""
+    try:
+        config = parse()
+    except OSError as error:
+        sys.exit(f"stoker-sim-engine: cannot read the model directory: {error}")
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            uvloop.run(serve(config))
+    except* gang.GangBroken as broken:
+        sys.exit(f"stoker-sim-engine: {broken.exceptions[0]}")
+    except* OSError as failed:
+        sys.exit(f"stoker-sim-engine: {failed.exceptions[0]}")
+
+
+if __name__ == "__main__":
+    main()

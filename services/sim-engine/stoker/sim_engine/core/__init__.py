@@ -1,0 +1,1 @@
+"""What the simulated engine decides: blocks, batches, time and text. Pure."""
