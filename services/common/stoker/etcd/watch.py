@@ -21,6 +21,7 @@ from stoker.etcd.transport import CallFailed, Connection, Transport, unary
 log = structlog.get_logger(__name__)
 
 _RETRY_FLOOR_S = 0.05
+_FIRST_ASK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,9 @@ class Watch:
         return wire.rpc.WatchRequest(
             create_request=wire.rpc.WatchCreateRequest(
                 **wire.span(self._prefix, prefix=True),
-                start_revision=self._revision + 1,
+                # One revision again, which is dropped: a watch that starts in the future of an idle store
+                # gets no answer about its progress from newer servers (etcd#20229).
+                start_revision=self._revision,
                 progress_notify=True,
                 fragment=True,
             )
@@ -210,19 +213,21 @@ class Watch:
         """Read responses, and ask for progress in between; a read is never cancelled, which would end all."""
         held: list[Event] = []
         asked: float | None = None
-        ask_at = heard_at = _now()
+        heard_at = _now()
+        # Not at once: older servers (etcd#15220) may answer ahead of the events that the new watch still has to send.
+        ask_at = heard_at + min(_FIRST_ASK_S, self._times.progress_s)
         reading = asyncio.ensure_future(call.read())
         try:
             while True:
                 now = _now()
-                if asked is None and now >= ask_at:
+                if now >= ask_at:
                     async with asyncio.timeout(self._times.silence_s):
                         await call.write(_PROGRESS)
-                    asked = now
+                    # A server that is still sending events may leave a question unanswered: the oldest one
+                    # dates the answer that comes.
+                    asked = now if asked is None else asked
                     ask_at = now + self._times.progress_s
-                wake_at = heard_at + self._times.silence_s
-                if asked is None:
-                    wake_at = min(wake_at, ask_at)
+                wake_at = min(ask_at, heard_at + self._times.silence_s)
                 await asyncio.wait({reading}, timeout=max(0.0, wake_at - now))
                 if not reading.done():
                     if _now() >= heard_at + self._times.silence_s:
@@ -258,7 +263,7 @@ class Watch:
             core.advance(self._known, delta)
             self._revision = delta.revision
         # The server's own, timed notice comes after every event before it; the answer to a request may not
-        # (etcd before 3.5.8), so it proves freshness and never moves the revision.
+        # (etcd#15220), so it proves freshness and never moves the revision.
         if not response.events and not response.created and response.watch_id != _REQUESTED and not held:
             self._revision = max(self._revision, response.header.revision)
         return held
