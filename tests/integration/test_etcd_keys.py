@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from stoker.etcd import (
+    Ambiguous,
     Compacted,
     Compare,
     Delete,
     EtcdClient,
     EtcdRejected,
+    EtcdTooLarge,
     EtcdUnavailable,
     Get,
     Is,
@@ -69,6 +71,18 @@ async def test_range_reads_many_pages_of_one_revision(client: EtcdClient) -> Non
     assert max(kv.mod_revision for kv in result.kvs) <= result.revision
     again = await client.range("/pages/", revision=result.revision)
     assert again.kvs == result.kvs
+
+
+async def test_large_values_are_read_in_smaller_pages(client: EtcdClient) -> None:
+    for n in range(35):
+        await client.put(f"/large/{n:02}", b"x" * 1_000_000)
+    result = await client.range("/large/")
+    assert [kv.key for kv in result.kvs] == [f"/large/{n:02}" for n in range(35)]
+    # One step cannot be cut up, and by the time its answer proves too large it has happened.
+    with pytest.raises(Ambiguous, match="larger than max"):
+        await client.txn(then=[Get("/large/", prefix=True), Put("/large/after", b"")])
+    assert await client.get("/large/after") is not None
+    assert await client.delete("/large/", prefix=True) == 36
 
 
 async def test_txn_takes_one_branch_and_answers_each_operation(client: EtcdClient) -> None:
@@ -140,7 +154,7 @@ async def test_a_compacted_revision_says_so(client: EtcdClient) -> None:
 async def test_wrong_requests_are_rejected_at_once(client: EtcdClient) -> None:
     with pytest.raises(EtcdRejected, match="too many operations"):
         await client.txn(then=[Put(f"/many/{i}", b"") for i in range(200)])
-    with pytest.raises(EtcdRejected, match="too large"):
+    with pytest.raises(EtcdTooLarge, match="too large"):
         await client.put("/large", b"x" * 2_000_000)
     with pytest.raises(LeaseLost):
         await client.put("/leased", b"x", lease=12345)

@@ -62,6 +62,7 @@ from stoker.etcd.errors import (
     EtcdFull,
     EtcdNoLeader,
     EtcdRejected,
+    EtcdTooLarge,
     EtcdUnavailable,
     LeaseLost,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "EtcdFull",
     "EtcdNoLeader",
     "EtcdRejected",
+    "EtcdTooLarge",
     "EtcdUnavailable",
     "Get",
     "Is",

@@ -10,7 +10,7 @@ from typing import Any, Self
 from stoker.etcd import wire
 from stoker.etcd.core.failure import Kind
 from stoker.etcd.core.types import Compare, KeyValue, Op, RangeResult, TxnResult
-from stoker.etcd.errors import EtcdRejected
+from stoker.etcd.errors import EtcdRejected, EtcdTooLarge
 from stoker.etcd.lease import Lease, Renewals
 from stoker.etcd.transport import CallFailed, Connection, Tls, Transport, unary
 from stoker.etcd.watch import Watch, WatchTimes
@@ -81,6 +81,7 @@ class EtcdClient:
             await lease.stop()
         if self._renewals is not None:
             await self._renewals.close()
+            self._renewals = None
         if self._transport_or_none is not None:
             await self._transport_or_none.close()
             self._transport_or_none = None
@@ -107,9 +108,16 @@ class EtcdClient:
         """
         fields = wire.span(prefix, prefix=True)
         kvs: list[KeyValue] = []
+        limit = _PAGE_KEYS
         while True:
-            request = wire.rpc.RangeRequest(**fields, revision=revision, limit=_PAGE_KEYS)
-            page = await self._kv("range", "Range", request, idempotent=True, timeout=timeout)
+            request = wire.rpc.RangeRequest(**fields, revision=revision, limit=limit)
+            try:
+                page = await self._kv("range", "Range", request, idempotent=True, timeout=timeout)
+            except EtcdTooLarge:
+                if limit == 1:
+                    raise
+                limit //= 2
+                continue
             kvs.extend(wire.key_value(kv) for kv in page.kvs)
             # Later pages read the past of the first, so that together they are one moment.
             revision = revision or page.header.revision

@@ -62,10 +62,16 @@ class EtcdDenied(EtcdError):
 
 
 class EtcdRejected(EtcdError):
-    """etcd found the request itself wrong: too large, too many operations, a future revision."""
+    """etcd found the request itself wrong: too many operations, a future revision."""
 
     code = Code.INVALID_ARGUMENT
     reason = "ETCD_REJECTED"
+
+
+class EtcdTooLarge(EtcdRejected):
+    """The request passes etcd's limit (1.5 MiB by default), or its answer ours."""
+
+    reason = "ETCD_TOO_LARGE"
 
 
 _BY_KIND: dict[Kind, type[EtcdError]] = {
@@ -77,6 +83,7 @@ _BY_KIND: dict[Kind, type[EtcdError]] = {
     Kind.LEASE_GONE: LeaseLost,
     Kind.NO_SPACE: EtcdFull,
     Kind.DENIED: EtcdDenied,
+    Kind.TOO_LARGE: EtcdTooLarge,
 }
 
 

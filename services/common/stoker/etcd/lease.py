@@ -156,6 +156,7 @@ class Lease:
         self._revoke = revoke
         self._on_stop: Callable[[Lease], None] = lambda _: None
         self._task = asyncio.create_task(self._run(), name=f"etcd lease {lease_id:x}")
+        self._task.add_done_callback(self._ended)
 
     @property
     def ttl_s(self) -> float:
@@ -214,6 +215,11 @@ class Lease:
                 if self.alive():
                     self._term = extend(self._term, sent, ttl)
         self._lose(f"etcd lease {self.id:x}: no renewal was answered within its TTL of {self.ttl_s:g} s")
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # A fault in renewing must not leave anybody waiting for a loss that is never told.
+        if not task.cancelled() and task.exception() and not self.lost.is_set():
+            self._lose(f"etcd lease {self.id:x}: renewing failed: {task.exception()!r}")
 
     def _lose(self, because: str) -> None:
         log.warning("etcd lease lost", lease=f"{self.id:x}", cause=because)

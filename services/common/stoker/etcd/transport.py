@@ -133,13 +133,18 @@ class Transport:
     def failed(self, connection: Connection, failure: Failure) -> None:
         """Avoid this endpoint for a while."""
         index = self._connections.index(connection)
-        wait = backoff.delay(self._endpoints.failures(index), self._rng.random(), base_s=0.2, cap_s=5.0)
+        before = self._endpoints.failures(index)
+        if not before:
+            log.warning("etcd endpoint failed", endpoint=connection.address, cause=failure.text)
+        wait = backoff.delay(before, self._rng.random(), base_s=0.2, cap_s=5.0)
         self._endpoints.failed(index, _now() + wait)
-        log.info("etcd endpoint avoided", endpoint=connection.address, cause=failure.text, seconds=round(wait, 2))
 
     def worked(self, connection: Connection) -> None:
         """Trust this endpoint again."""
-        self._endpoints.succeeded(self._connections.index(connection))
+        index = self._connections.index(connection)
+        if self._endpoints.failures(index):
+            log.info("etcd endpoint works again", endpoint=connection.address)
+        self._endpoints.succeeded(index)
 
     def pause(self, attempt: int, cap_s: float = 2.0) -> float:
         """Seconds to wait before the next try: none while another endpoint is good."""
@@ -169,14 +174,15 @@ class Transport:
                 result = await attempt(connection, min(left, self.attempt_timeout_s) if idempotent else left)
             except CallFailed as error:
                 failure = error.failure
-                if not failure.passing:
-                    raise to_error(what, failure, connection.address) from error
-                self.failed(connection, failure)
+                if failure.passing:
+                    self.failed(connection, failure)
                 if failure.maybe_applied and not idempotent:
                     raise Ambiguous(
                         f"etcd {what} at {connection.address}: the answer was lost ({failure.text}); "
                         "read the keys before writing again"
                     ) from error
+                if not failure.passing:
+                    raise to_error(what, failure, connection.address) from error
                 wait = self.pause(tries)
                 if _now() + wait >= deadline:
                     raise _gave_up(what, failure, connection, timeout) from error

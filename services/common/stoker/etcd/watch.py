@@ -214,7 +214,7 @@ class Watch:
         held: list[Event] = []
         asked: float | None = None
         heard_at = _now()
-        # Not at once: older servers (etcd#15220) may answer ahead of the events that the new watch still has to send.
+        # Not at once: older servers (etcd#15220) may answer ahead of the events that are still to come.
         ask_at = heard_at + min(_FIRST_ASK_S, self._times.progress_s)
         reading = asyncio.ensure_future(call.read())
         try:
@@ -235,8 +235,6 @@ class Watch:
                     continue
                 response = reading.result()
                 if response is grpc.aio.EOF:
-                    # Raises the status the stream ended with, where there is one.
-                    await call.code()
                     raise CallFailed.timeout("the server ended the watch")
                 self._failures = 0
                 self._transport.worked(connection)

@@ -33,7 +33,7 @@ _BY_TEXT = (
     ("database space exceeded", Kind.NO_SPACE),
     ("too many requests", Kind.BUSY),
     ("no leader", Kind.NO_LEADER),
-    ("larger than max", Kind.TOO_LARGE),
+    ("Received message larger than max", Kind.TOO_LARGE),
     ("request is too large", Kind.TOO_LARGE),
 )
 
@@ -72,5 +72,10 @@ def judge(status: str, text: str) -> Failure:
     """
     kind = next((k for words, k in _BY_TEXT if words in text), _BY_STATUS.get(status, Kind.REJECTED))
     never_sent = status == "UNAVAILABLE" and text.startswith("failed to connect")
-    turned_away = kind not in {Kind.UNREACHABLE, Kind.TIMEOUT}
+    turned_away = kind not in {Kind.UNREACHABLE, Kind.TIMEOUT} and not answer_refused(text)
     return Failure(kind, maybe_applied=not (never_sent or turned_away), text=text or status)
+
+
+def answer_refused(text: str) -> bool:
+    """Whether it was the answer that was too large for us, of a request that etcd took."""
+    return "Received message larger than max" in text
