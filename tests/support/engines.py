@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from stoker.local.model import ModelSpec, cached
 from stoker.node_agent.engine import ENGINES
 from stoker.node_agent.engine.client import EngineClient
 from stoker.node_agent.engine.protocol import Engine, Gang, Health, KvEndpoint, LaunchRequest
+from tests.support.etcd import free_port
 
 TINY = ModelSpec(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128)
 """For tests that want no cost at all: about half a million parameters, the same tokenizer."""
@@ -55,15 +55,6 @@ class RunningEngine:
         return self.request.log_path.read_text(errors="replace")
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now, on the loopback."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-
-
 def launch_request(
     directory: Path,
     *,
@@ -74,7 +65,7 @@ def launch_request(
     name: str = "tiny",
 ) -> LaunchRequest:
     """A request with free ports and a log in `directory`."""
-    http, events, replay = free_ports(3)
+    http, events, replay = free_port(), free_port(), free_port()
     return LaunchRequest(
         model=str(model or cached(TINY)),
         served_model_name=name,

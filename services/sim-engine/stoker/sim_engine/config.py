@@ -122,7 +122,9 @@ def parse(argv: list[str] | None = None) -> SimConfig:
 
 def _parser() -> argparse.ArgumentParser:
     base = Profile()
-    parser = argparse.ArgumentParser(prog="stoker-sim-engine", description="vLLM's server without a model.")
+    parser = argparse.ArgumentParser(
+        prog="stoker-sim-engine", description="vLLM's server without a model.", allow_abbrev=False
+    )
     parser.add_argument("--model", required=True, help="directory with config.json and tokenizer.json")
     parser.add_argument("--served-model-name", nargs="+")
     parser.add_argument("--host")
