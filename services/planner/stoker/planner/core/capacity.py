@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from stoker.planner.core.values import Assignment, Deployment, Member, Node
 
@@ -11,7 +11,7 @@ class Capacity:
     """Free GPUs, slots and rendezvous ports per node, less everything assigned.
 
     An assignment holds its share until it is deleted, also while it drains: its process may still be there.
-    Copies are independent, so that a placement can be tried and dropped.
+    `release` undoes `take`, so that a change can be tried and dropped.
     """
 
     def __init__(self, nodes: Iterable[Node], assignments: Iterable[Assignment]) -> None:
@@ -25,15 +25,22 @@ class Capacity:
     def take(self, assignment: Assignment) -> None:
         """Books what `assignment` uses; its nodes that are not there are passed over."""
         for member in assignment.members:
-            self._book(member)
+            if member.gpus:
+                self._gpus.get(member.node, set()).difference_update(member.gpus)
+            elif member.node in self._slots:
+                self._slots[member.node] -= 1
         if assignment.rendezvous_port:
             self._ports.setdefault(assignment.members[0].node, set()).add(assignment.rendezvous_port)
 
-    def _book(self, member: Member) -> None:
-        if member.gpus:
-            self._gpus.get(member.node, set()).difference_update(member.gpus)
-        elif member.node in self._slots:
-            self._slots[member.node] -= 1
+    def release(self, assignment: Assignment) -> None:
+        """Gives back what `assignment` uses, as far as its nodes are there and still have it."""
+        for member in assignment.members:
+            node = self._nodes.get(member.node)
+            if node is not None and member.gpus:
+                self._gpus[node.id].update(node.gpus.intersection(member.gpus))
+            elif node is not None:
+                self._slots[node.id] += 1
+        self._ports.get(assignment.members[0].node, set()).discard(assignment.rendezvous_port)
 
     def fits(self, node: Node, deployment: Deployment) -> bool:
         """Whether `node` has room for one member of `deployment` now."""
@@ -51,5 +58,5 @@ class Capacity:
 
     def free_port(self, node_id: str, ports: range) -> int | None:
         """The lowest of `ports` that no gang led by this node uses; None when all are taken."""
-        taken: Mapping[int, object] | set[int] = self._ports.get(node_id, set())
+        taken = self._ports.get(node_id, set())
         return next((port for port in ports if port not in taken), None)

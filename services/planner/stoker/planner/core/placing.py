@@ -58,16 +58,15 @@ def why_not(deployment: Deployment, nodes: Sequence[Node], capacity: Capacity, s
         if unfit is not None:
             verdicts[unfit] += 1
             continue
-        free = capacity.free(node, deployment)
-        most = max(most, free)
+        most = max(most, capacity.free(node, deployment))
         if capacity.fits(node, deployment):
             fitting += 1
         else:
-            verdicts["too full" if free or _offers(node, deployment) else _offers_none(deployment)] += 1
+            verdicts["too full" if _offers(node, deployment) else _offers_too_little(deployment)] += 1
     found = f"of {_nodes(len(nodes))} {fitting} {'fits' if fitting == 1 else 'fit'}"
     lacking = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
     if verdicts["too full"] and gpus:
-        lacking += f" (most free GPUs on one: {most})"
+        lacking = lacking.replace("too full", f"too full with at most {most} free")
     if lacking:
         found += f" ({lacking})"
     return f"{need}; {found}; {_remedy(deployment, verdicts, fitting)}"
@@ -92,7 +91,7 @@ def _offers(node: Node, deployment: Deployment) -> bool:
     return not node.gpus and node.cpu_slots > 0
 
 
-def _offers_none(deployment: Deployment) -> str:
+def _offers_too_little(deployment: Deployment) -> str:
     gpus = deployment.gpus_per_node
     return (
         f"with fewer than {gpus} GPUs" if gpus else "with GPUs, which take no replica that asks for none, or no slots"
@@ -100,17 +99,18 @@ def _offers_none(deployment: Deployment) -> str:
 
 
 def _remedy(deployment: Deployment, verdicts: Counter[str], fitting: int) -> str:
-    if fitting >= deployment.gang_size:
-        return "all rendezvous ports of their leaders are taken: widen rendezvous.ports"
     missing = deployment.gang_size - fitting
+    if missing <= 0:
+        return "all rendezvous ports of their leaders are taken: widen rendezvous.ports"
+    more = f"add {missing} such node{'s' * (missing > 1)}"
     if verdicts["too full"] or verdicts["draining"] or verdicts["still stopping an earlier replica"]:
         undo = ", undo a drain" if verdicts["draining"] else ""
-        return f"add {missing} such node{'s' * (missing > 1)}{undo} or scale a deployment down"
-    if verdicts[f"without engine {deployment.engine}"]:
-        return f"install {deployment.engine} on a node, or change the deployment's engine"
+        return f"{more}{undo} or scale a deployment down"
     if verdicts["without the labels"]:
         return f"label {_nodes(missing)} {_labels(deployment)}, or change node_selector"
-    return f"add {missing} such node{'s' * (missing > 1)}, or change gpus_per_node"
+    if verdicts[f"without engine {deployment.engine}"]:
+        return f"install {deployment.engine} on a node, or change the deployment's engine"
+    return f"{more}, or change gpus_per_node"
 
 
 def _nodes(count: int) -> str:

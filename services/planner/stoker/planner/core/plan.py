@@ -55,7 +55,9 @@ class _Round:
 
     def run(self) -> Plan:
         self._delete_ended()
-        self._capacity = self._capacity_now()
+        self._capacity = Capacity(
+            self._nodes, [a for a in self._problem.assignments if a.replica not in self._deletes]
+        )
         known = {deployment.name for deployment in self._problem.deployments}
         for name in sorted(self._by_deployment.keys() - known):
             self._retire(self._by_deployment[name])
@@ -90,12 +92,6 @@ class _Round:
             elif gone and nodes <= present:
                 self._delete(assignment, "drained")
 
-    def _capacity_now(self, without: str | None = None) -> Capacity:
-        deleted = {*self._deletes, without}
-        standing = [a for a in self._standing.values() if a.replica not in deleted]
-        new = [a for a in self._puts.values() if a.replica not in self._standing]
-        return Capacity(self._nodes, [*standing, *new])
-
     def _retire(self, assignments: Iterable[Assignment]) -> None:
         for runner in rollout.runners(self._problem, assignments, spec=""):
             self._leave(runner, "its deployment was deleted")
@@ -124,11 +120,12 @@ class _Round:
         for runner in running:
             if not runner.lost:
                 continue
+            self._capacity.release(runner.assignment)
             successor = self._find(deployment, runner.id)
+            self._capacity.take(successor or runner.assignment)
             if successor is None:
                 stranded += 1
             else:
-                self._capacity.take(successor)
                 self._freed.add(runner.id)
                 self._delete(runner.assignment, "its node is lost; a replacement follows")
         if stranded:
@@ -157,9 +154,10 @@ class _Round:
         if self._leaving(deployment) or sum(r.ready for r in running) < want or not candidates:
             return
         first = min(candidates, key=lambda runner: rollout.ordinal(runner.id))
-        room = self._capacity_now(without=first.id)
-        settling, ports = self._problem.settling, self._ports
-        if placing.first_fit(first.id, deployment, self._nodes, room, settling, ports) is None:
+        self._capacity.release(first.assignment)
+        successor = self._find(deployment, first.id)
+        self._capacity.take(first.assignment)
+        if successor is None:
             self._note_unplaced(deployment, 1, " The replicas with the earlier specification run on.")
             return
         self._leave(first, "makes room for its successor with the new specification")
@@ -213,7 +211,7 @@ class _Round:
 
     def _leaving_hint(self, deployment: Deployment) -> str:
         leaving = self._leaving(deployment)
-        return f" Room comes when {', '.join(sorted(leaving)[:3])} finished draining." if leaving else ""
+        return f" Still draining: {', '.join(sorted(leaving)[:3])}{', …' * (len(leaving) > 3)}." if leaving else ""
 
     def _note_unplaced(self, deployment: Deployment, replicas: int, hint: str = "") -> None:
         reason = placing.why_not(deployment, self._nodes, self._capacity, self._problem.settling)

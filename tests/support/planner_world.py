@@ -1,0 +1,273 @@
+"""A fleet in miniature for the planner's tests: what plans are drawn from, applied to, and checked against."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from stoker.planner.core import loss
+from stoker.planner.core.plan import plan
+from stoker.planner.core.values import (
+    Assignment,
+    Condition,
+    Deployment,
+    Desired,
+    Limits,
+    Member,
+    Node,
+    Plan,
+    Problem,
+    Wanted,
+)
+
+
+@dataclass
+class World:
+    """The records as they stand; `step` draws a plan, checks it and applies it."""
+
+    limits: Limits = field(default_factory=Limits)
+    now: float = 0.0
+    nodes: dict[str, Node] = field(default_factory=dict)
+    absent: dict[str, Node] = field(default_factory=dict)
+    deployments: dict[str, Deployment] = field(default_factory=dict)
+    desired: dict[str, Desired] = field(default_factory=dict)
+    assignments: dict[str, Assignment] = field(default_factory=dict)
+    conditions: dict[str, Condition] = field(default_factory=dict)
+    settling: set[str] = field(default_factory=set)
+    absent_since: dict[str, float] = field(default_factory=dict)
+    replacing: frozenset[str] = frozenset()
+
+    def problem(self) -> Problem:
+        assigned = {member.node for assignment in self.assignments.values() for member in assignment.members}
+        self.absent_since = loss.note_absent(self.absent_since, self.nodes, assigned, self.now)
+        return Problem(
+            nodes=tuple(self.nodes.values()),
+            deployments=tuple(self.deployments.values()),
+            desired=dict(self.desired),
+            assignments=tuple(self.assignments.values()),
+            conditions=dict(self.conditions),
+            settling=frozenset(self.settling),
+            lost=loss.lost(self.absent_since, assigned, self.now, self.limits),
+            replacing=self.replacing,
+        )
+
+    def step(self) -> Plan:
+        problem = self.problem()
+        drawn = plan(problem, self.limits)
+        check(problem, drawn, self.limits)
+        for replica in drawn.deletes:
+            del self.assignments[replica]
+            self.conditions.pop(replica, None)
+        for assignment in drawn.puts:
+            self.assignments[assignment.replica] = assignment
+            self.conditions.setdefault(assignment.replica, Condition.NOT_READY)
+        self.replacing = drawn.replacing
+        return drawn
+
+    def settle(self, rounds: int = 50) -> Plan:
+        """Steps until a plan writes nothing, which must come soon; returns that plan."""
+        for _ in range(rounds):
+            drawn = self.step()
+            if drawn.quiet:
+                return drawn
+        raise AssertionError(f"no rest after {rounds} rounds: {drawn}")
+
+    def finish(self, rounds: int = 200) -> Plan:
+        """Settles again and again, with agents that do all they are asked at once."""
+        for _ in range(rounds):
+            before = dict(self.assignments)
+            drawn = self.settle()
+            self.obey()
+            if before == self.assignments and self.plan_is_quiet():
+                return drawn
+        raise AssertionError(f"not finished after {rounds} rounds: {self.assignments}")
+
+    def plan_is_quiet(self) -> bool:
+        return plan(self.problem(), self.limits).quiet
+
+    def obey(self) -> None:
+        for replica, assignment in self.assignments.items():
+            here = all(member.node in self.nodes for member in assignment.members)
+            running = Condition.READY if here else Condition.NOT_READY
+            self.conditions[replica] = running if assignment.wanted is Wanted.RUN else Condition.GONE
+
+    def lose(self, node: str) -> None:
+        """The node and all it reported go."""
+        self.absent[node] = self.nodes.pop(node)
+        for replica, assignment in self.assignments.items():
+            if any(member.node == node for member in assignment.members):
+                self.conditions[replica] = Condition.NOT_READY
+
+    def running(self, deployment: str) -> list[Assignment]:
+        return [a for a in self.assignments.values() if a.deployment == deployment and a.wanted is Wanted.RUN]
+
+    def ready(self, deployment: str) -> int:
+        return sum(self.conditions[a.replica] is Condition.READY for a in self.running(deployment))
+
+
+def check(problem: Problem, drawn: Plan, limits: Limits) -> None:
+    """Asserts that `drawn` is lawful for `problem`. Shares no code with the planner."""
+    standing = {assignment.replica: assignment for assignment in problem.assignments}
+    put_ids = [assignment.replica for assignment in drawn.puts]
+    assert max(Counter([*put_ids, *drawn.deletes]).values(), default=1) == 1, "one id, two writes"
+    assert set(drawn.deletes) <= standing.keys(), "deletes what is not there"
+    nodes = {node.id: node for node in problem.nodes}
+    deployments = {deployment.name: deployment for deployment in problem.deployments}
+    for put in drawn.puts:
+        if put.replica in standing:
+            assert put == replace(standing[put.replica], wanted=Wanted.DRAIN), "a standing replica may only drain"
+        else:
+            _check_new(put, deployments[put.deployment], nodes, problem, limits)
+    after = {**standing, **{put.replica: put for put in drawn.puts}}
+    for replica in drawn.deletes:
+        del after[replica]
+    _check_shares(after, put_ids, nodes)
+    for entry in drawn.unplaced:
+        assert entry.replicas > 0
+        assert entry.reason
+        assert entry.deployment in deployments
+
+
+def _check_new(
+    put: Assignment, deployment: Deployment, nodes: Mapping[str, Node], problem: Problem, limits: Limits
+) -> None:
+    assert put.wanted is Wanted.RUN
+    assert put.spec == deployment.spec
+    name, _, number = put.replica.rpartition("-")
+    assert name == deployment.name
+    assert str(int(number)) == number
+    hosts = [member.node for member in put.members]
+    assert len(hosts) == deployment.gang_size == len(set(hosts)), "a gang needs distinct nodes"
+    for member in put.members:
+        node = nodes[member.node]
+        assert not node.draining
+        assert node.id not in problem.settling
+        assert deployment.engine in node.engines
+        assert dict(deployment.node_selector).items() <= dict(node.labels).items()
+        assert len(member.gpus) == deployment.gpus_per_node
+        assert set(member.gpus) <= node.gpus
+        assert member.gpus or not node.gpus, "a slot on a host with GPUs"
+    assert (put.rendezvous_port in limits.rendezvous_ports) == (deployment.gang_size > 1)
+
+
+def _check_shares(after: Mapping[str, Assignment], put_ids: list[str], nodes: Mapping[str, Node]) -> None:
+    """No GPU, slot or port has two owners. What stood before may exceed a node that shrank; a put may not."""
+    gpus = Counter((m.node, gpu) for a in after.values() for m in a.members for gpu in m.gpus)
+    slots = Counter(m.node for a in after.values() for m in a.members if not m.gpus)
+    ports = Counter((a.members[0].node, a.rendezvous_port) for a in after.values() if a.rendezvous_port)
+    assert max(gpus.values(), default=1) == 1, "a GPU has two owners"
+    assert max(ports.values(), default=1) == 1, "a port has two gangs"
+    for replica in put_ids:
+        for member in after[replica].members if after[replica].wanted is Wanted.RUN else ():
+            assert member.gpus or slots[member.node] <= nodes[member.node].cpu_slots, "a slot has two owners"
+
+
+# --- scenarios in text -------------------------------------------------------------------------------------
+
+
+def play(world: World, line: str) -> Iterator[str]:
+    """Runs one line of a scenario and yields what it shows; see tests/scenarios/planner."""
+    verb, *words = line.split()
+    plain = [word for word in words if "=" not in word]
+    options = dict(word.split("=", 1) for word in words if "=" in word)
+    match verb:
+        case "round":
+            yield from describe(world.step())
+        case "show":
+            yield from (_shown(assignment) for _, assignment in sorted(world.assignments.items()))
+        case "node" | "drain-node" | "undrain-node" | "lose" | "return":
+            for name in plain:
+                _change_node(world, verb, name, options)
+        case "deploy" | "scale" | "undeploy":
+            _change_deployment(world, verb, plain, options)
+        case _:
+            _change_state(world, verb, plain)
+
+
+def _change_node(world: World, verb: str, name: str, options: Mapping[str, str]) -> None:
+    match verb:
+        case "node":
+            world.nodes[name] = _node(name, options)
+        case "lose":
+            world.lose(name)
+        case "return":
+            world.nodes[name] = world.absent.pop(name)
+        case _:
+            world.nodes[name] = replace(world.nodes[name], draining=verb == "drain-node")
+
+
+def _change_deployment(world: World, verb: str, plain: list[str], options: Mapping[str, str]) -> None:
+    name = plain[0]
+    match verb:
+        case "deploy":
+            world.deployments[name] = _deployment(name, options)
+            if "replicas" in options:
+                world.desired[name] = Desired(int(options["replicas"]))
+        case "scale":
+            victims = tuple(filter(None, options.get("victims", "").split(",")))
+            world.desired[name] = Desired(int(plain[1]), victims)
+        case _:
+            del world.deployments[name]
+            world.desired.pop(name, None)
+
+
+def _change_state(world: World, verb: str, plain: list[str]) -> None:
+    match verb:
+        case "drain-replica":
+            world.assignments[plain[0]] = replace(world.assignments[plain[0]], wanted=Wanted.DRAIN)
+        case "ready" | "not_ready" | "gone":
+            running = [replica for replica, a in world.assignments.items() if a.wanted is Wanted.RUN]
+            world.conditions.update((name, Condition(verb)) for name in (running if plain == ["all"] else plain))
+        case "settling":
+            world.settling = set(plain)
+        case "pass":
+            world.now += float(plain[0])
+        case _:
+            raise AssertionError(f"no such verb: {verb}")
+
+
+def describe(drawn: Plan) -> Iterator[str]:
+    for replica in drawn.deletes:
+        yield f"delete {replica}  # {drawn.why[replica]}"
+    for assignment in drawn.puts:
+        yield f"{_shown(assignment)}  # {drawn.why[assignment.replica]}"
+    for entry in drawn.unplaced:
+        yield f"unplaced {entry.deployment} {entry.replicas}: {entry.reason}"
+    if drawn.quiet and not drawn.unplaced:
+        yield "nothing"
+
+
+def _shown(assignment: Assignment) -> str:
+    port = f" port {assignment.rendezvous_port}" if assignment.rendezvous_port else ""
+    return f"{assignment.wanted.value} {assignment.replica} on {' '.join(map(_member, assignment.members))}{port}"
+
+
+def _member(member: Member) -> str:
+    return f"{member.node}{list(member.gpus)}" if member.gpus else member.node
+
+
+def _node(name: str, options: Mapping[str, str]) -> Node:
+    return Node(
+        name,
+        gpus=frozenset(range(int(options.get("gpus", "0")))),
+        cpu_slots=int(options.get("slots", "0")),
+        engines=frozenset(options.get("engines", "vllm").split(",")),
+        labels=_labels(options.get("labels", "")),
+        draining="draining" in options,
+    )
+
+
+def _deployment(name: str, options: Mapping[str, str]) -> Deployment:
+    return Deployment(
+        name,
+        spec=options.get("spec", "a"),
+        engine=options.get("engine", "vllm"),
+        gpus_per_node=int(options.get("gpus", "0")),
+        gang_size=int(options.get("gang", "1")),
+        node_selector=_labels(options.get("select", "")),
+    )
+
+
+def _labels(text: str) -> dict[str, str]:
+    return dict(pair.split(":", 1) for pair in text.split(",") if pair)
