@@ -185,14 +185,20 @@ async def test_compaction_under_a_watcher(etcd_cluster: EtcdCluster) -> None:
         EtcdClient([cut_off.endpoint]) as client,
         EtcdClient([member.endpoint for member in rest]) as other,
     ):
-        for key in ("kept", "changed", "deleted", "reborn"):
+        for key in ("kept", "kept before", "changed", "deleted", "reborn"):
             await other.put(f"/c/{key}", b"old")
         view = View(client.watch_prefix("/c/"))
+        await view.equals(other, "/c/")
+        # The difference must be against what deltas brought, too.
+        await other.put("/c/came", b"and stays")
+        await other.put("/c/came and goes", b"")
+        await other.delete("/c/kept before")
         await view.equals(other, "/c/")
         cut_off.kill()
         await other.put("/c/changed", b"1", idempotent=True, timeout=10)
         await other.put("/c/changed", b"2")
         await other.delete("/c/deleted")
+        await other.delete("/c/came and goes")
         await other.delete("/c/reborn")
         await other.put("/c/reborn", b"new")
         await other.put("/c/fleeting", b"")
@@ -202,13 +208,14 @@ async def test_compaction_under_a_watcher(etcd_cluster: EtcdCluster) -> None:
         await other.compact(revision)
         cut_off.start(wait=False)
         await view.equals(other, "/c/")
-        (jump,) = view.deltas
+        jump = view.deltas[-1]
+        assert len(view.deltas) == 4
         assert sorted(kv.key for kv in jump.puts) == ["/c/added", "/c/changed", "/c/reborn"]
-        assert jump.deletes == ("/c/deleted",)
+        assert jump.deletes == ("/c/came and goes", "/c/deleted")
 
         await other.put("/c/after", b"", idempotent=True)
         await view.equals(other, "/c/")
-        assert len(view.deltas) == 2
+        assert len(view.deltas) == 5
         await view.close()
 
 
