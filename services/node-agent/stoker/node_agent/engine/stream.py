@@ -63,11 +63,16 @@ class Counts:
 class KvEventStream:
     """The events of one data-parallel rank, as an async context manager and an async iterator.
 
-    Open it before the engine starts; opened later, it first replays what the engine still has.
+    Open it before the engine starts; opened later, it first replays what the engine still has, from `start` on.
     """
 
     def __init__(
-        self, endpoint: KvEndpoint, *, replay_timeout_s: float = 2.0, quiet_s: tuple[float, ...] = _QUIET_S
+        self,
+        endpoint: KvEndpoint,
+        *,
+        start: int = 0,
+        replay_timeout_s: float = 2.0,
+        quiet_s: tuple[float, ...] = _QUIET_S,
     ) -> None:
         self.counts = Counts()
         self._endpoint = endpoint
@@ -76,7 +81,7 @@ class KvEventStream:
         self._quiet_at = 0
         self._context = zmq.asyncio.Context()
         self._live: zmq.asyncio.Socket | None = None
-        self._next = 0
+        self._next = start
         self._last_live = -1
         self._last_timestamp_s = 0.0
 
