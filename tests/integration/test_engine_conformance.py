@@ -59,7 +59,7 @@ async def engine(
         *("--num-gpu-blocks-override", str(BLOCKS)),
         *("--max-model-len", str(MAX_LEN)),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-        *("--structured-outputs-config", '{"disable_any_whitespace": true}'),
+        *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
     ]
     if kind == "vllm":
         args.append("--enforce-eager")
