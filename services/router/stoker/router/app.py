@@ -1,0 +1,174 @@
+"""The router, wired together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+from aiohttp import web
+
+from stoker.api.router.v1 import router_pb2_grpc
+from stoker.common import metrics as exposition
+from stoker.common import otel, rpc, service
+from stoker.common.errors import StokerError
+from stoker.router import grpc_inference, metrics, server
+from stoker.router.channels import Channels
+from stoker.router.checks import HealthChecks
+from stoker.router.config import RouterConfig
+from stoker.router.grpc_inference import InferenceServer
+from stoker.router.http import OpenAIServer
+from stoker.router.parity import ParityProbe
+from stoker.router.plan import Planner
+from stoker.router.routing import Router
+from stoker.router.server import RouterServer
+from stoker.router.tokenizer_store import TokenizerStore
+from stoker.router.upstream import Engines
+from stoker.router.view import View
+from stoker.router.watching import Watching, every
+
+log = structlog.get_logger(__name__)
+
+_HOUSEKEEPING_S = 0.5
+_CLIENT_KEEPALIVE_S = 75.0
+
+
+class RouterApp:
+    """A whole router. Fed by registries, or by its owner through `view` and `fleet_changed`."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        rng = random.Random()  # noqa: S311 - jitter and ties
+        self.view = View(config.routing, config.health)
+        self.engines = Engines(config.limits.connect_s)
+        self.channels = Channels()
+        self.tokenizers = TokenizerStore(self.channels.to, config.tokenizer.cache_dir, rng)
+        self._threads = ThreadPoolExecutor(config.tokenizer.threads, thread_name_prefix="tokenize")
+        self.router = Router(
+            self.view,
+            Planner(self.tokenizers, self._threads, config.tokenizer.inline_bytes),
+            policy=config.policy,
+            allow_policy=config.allow_policy_header,
+            max_in_flight=config.limits.max_in_flight,
+            rng=rng,
+        )
+        self.checks = HealthChecks(self.view, self.engines, config.checks, rng, time.monotonic)
+        self.parity = ParityProbe(self.view, self.engines, self.tokenizers, rng)
+        self._openai = OpenAIServer(self.router, self.engines, config.limits)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._serving = False
+
+    async def start(self) -> None:
+        """Listen, not ready. Raises StokerError when an address is taken."""
+        await self.engines.start()
+        self.rpc = rpc.RpcServer.bind(self.config.listen.grpc, (grpc_inference.SERVICE, server.SERVICE))
+        InferenceServer(self.router, self.channels, self.config.limits).add_to(self.rpc.server)
+        router_pb2_grpc.add_RouterServiceServicer_to_server(RouterServer(self.router), self.rpc.server)
+        await self.rpc.start()
+        self._http = await self._listen()
+        sockets = self._http.sockets
+        self.http_port: int = sockets[0].getsockname()[1]
+        self._tasks = [
+            asyncio.create_task(every(_HOUSEKEEPING_S, self._housekeep), name="housekeeping"),
+            asyncio.create_task(self._announce(), name="readiness"),
+        ]
+
+    def watch(self) -> None:
+        """Follow the registries."""
+        watcher = f"{socket.gethostname()}:{os.getpid()}"
+        watching = Watching(self.view, self.config.registries, watcher, self.fleet_changed)
+        self._tasks.append(asyncio.create_task(watching.run(), name="watching"))
+
+    def fleet_changed(self) -> None:
+        """Records changed: check, probe and connect accordingly."""
+        self.checks.sync()
+        self.channels.keep(target.record.agent_endpoint for target in self.view.targets.values())
+        for target in self.view.targets.values():
+            if target.pool is not None and target.record.agent_endpoint:
+                self.tokenizers.want(target)
+        if self.config.parity:
+            self.parity.sync()
+
+    async def stop(self) -> None:
+        """NOT_SERVING, drain, stop."""
+        self.router.draining = True
+        await self.rpc.set_serving(False)
+        try:
+            async with asyncio.timeout(self.config.drain_s):
+                await self.router.idle.wait()
+        except TimeoutError:
+            log.warning("router.drain_incomplete", in_flight=self.router.in_flight)
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop at once."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._http.close()
+        await self._requests.shutdown(timeout=1.0)
+        await self.rpc.stop(0.5)
+        await self.checks.close()
+        await self.parity.close()
+        await self.tokenizers.close()
+        await self.channels.close()
+        await self.engines.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _listen(self) -> asyncio.Server:
+        host, _, port = self.config.listen.http.rpartition(":")
+        self._requests = web.Server(
+            self._openai.handle,
+            handler_cancellation=True,  # a client that goes takes its work in the engine with it
+            access_log=None,
+            keepalive_timeout=_CLIENT_KEEPALIVE_S,
+            max_field_size=32 * 1024,
+            max_line_size=16 * 1024,
+        )
+        try:
+            return await asyncio.get_running_loop().create_server(
+                self._requests,
+                host.strip("[]") or "0.0.0.0",  # noqa: S104 - as every service
+                int(port),
+                backlog=1024,
+            )
+        except (OSError, ValueError) as error:
+            raise StokerError(
+                f"cannot listen on {self.config.listen.http}: {error}; choose another address (listen.http)",
+                reason="ADDRESS_IN_USE",
+            ) from error
+
+    async def _announce(self) -> None:
+        await self.view.told.wait()
+        await self.rpc.set_serving(True)
+        log.info("router.ready", replicas=len(self.view.targets))
+
+    def _housekeep(self) -> None:
+        self.router.confirmations.check(time.monotonic())
+        metrics.IN_FLIGHT.set(self.router.in_flight)
+        metrics.UNREACHABLE.set(sum(not target.reachable for target in self.view.targets.values()))
+        if self.config.parity:
+            self.parity.sync()
+
+
+async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
+    """Run a router until `stop` is set, then drain it."""
+    otel.setup("stoker-router", config.otlp_endpoint)
+    with exposition.exposed(config.listen.metrics), contextlib.ExitStack() as last:
+        last.callback(otel.shutdown)
+        app = RouterApp(config)
+        await app.start()
+        app.watch()
+        log.info("router.listening", grpc_port=app.rpc.port, http_port=app.http_port)
+        await stop.wait()
+        await app.stop()
+
+
+def main() -> None:
+    """Entry point of `stoker-router`."""
+    service.main("stoker-router", "Routes requests to the replica that holds their prefix.", RouterConfig, serve)

@@ -1,0 +1,271 @@
+"""The gRPC inference API: decides, then passes the node agent's messages on as bytes.
+
+Only the request and the first response are decoded: the rest of a stream costs no (de)serialisation here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol, TypeVar
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from stoker.api.inference.v1 import inference_pb2
+from stoker.common import rpc
+from stoker.common.errors import Code, InvalidRequest, StokerError
+from stoker.router import metrics
+from stoker.router.channels import Channels
+from stoker.router.config import LimitsConfig
+from stoker.router.grpc_prompt import of_embed, of_generate, of_tokenize
+from stoker.router.plan import Plan
+from stoker.router.prompt import Asked
+from stoker.router.routing import Decided, Flight, Router
+from stoker.router.view import Pool
+
+log = structlog.get_logger(__name__)
+
+SERVICE = "stoker.api.inference.v1.InferenceService"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+M = TypeVar("M", bound=Message)
+
+_ELSEWHERE = {Code.UNAVAILABLE}
+_FAULTS = {Code.UNAVAILABLE, Code.INTERNAL, Code.DEADLINE_EXCEEDED}
+
+
+class _Placed(Protocol):
+    """A request that names its replica."""
+
+    replica_id: str
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - protobuf's name
+        """The message as bytes."""
+        ...
+
+
+class InferenceServer:
+    """Serves InferenceService for a router."""
+
+    def __init__(self, router: Router, channels: Channels, limits: LimitsConfig) -> None:
+        self._router = router
+        self._channels = channels
+        self._limits = limits
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register all methods. Those that relay take and give bytes."""
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Generate": grpc.unary_stream_rpc_method_handler(self.generate),
+            "Embed": grpc.unary_unary_rpc_method_handler(self.embed),
+            "Tokenize": grpc.unary_unary_rpc_method_handler(self.tokenize),
+            "ListModels": grpc.unary_unary_rpc_method_handler(
+                self.list_models,
+                request_deserializer=inference_pb2.ListModelsRequest.FromString,
+                response_serializer=inference_pb2.ListModelsResponse.SerializeToString,
+            ),
+            "GetModel": grpc.unary_unary_rpc_method_handler(
+                self.get_model,
+                request_deserializer=inference_pb2.GetModelRequest.FromString,
+                response_serializer=inference_pb2.GetModelResponse.SerializeToString,
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    # --- relayed -------------------------------------------------------------------------------------------
+
+    async def generate(self, raw: bytes, context: Context) -> AsyncIterator[bytes]:
+        """Stream a generation from the replica that the router chooses."""
+        request = _parse(inference_pb2.GenerateRequest, raw)
+        request.request_id = request.request_id[:128] or secrets.token_hex(16)
+        with _accounted("grpc_generate") as account, self._router.admit():
+            plan = await self._plan(of_generate(request, raw), context)
+            async for message in self._generated(plan, request, context, account):
+                yield message
+            account.outcome = "ok"
+
+    async def _generated(
+        self, plan: Plan, request: inference_pb2.GenerateRequest, context: Context, account: _Account
+    ) -> AsyncIterator[bytes]:
+        tried: frozenset[str] = frozenset()
+        while True:
+            decided = self._router.choose(plan, tried)
+            request.replica_id = decided.target.id
+            with self._router.fly(decided, request.request_id) as flight:
+                call = self._channels.stream(decided.target.record.agent_endpoint, f"/{SERVICE}/Generate")(
+                    request.SerializeToString(), timeout=self._time_left(context), metadata=_trace(context)
+                )
+                started: bytes | None = None
+                flowing = False
+                try:
+                    async for message in call:
+                        if started is None:
+                            # Held back until output follows: until then another replica can still take over.
+                            started = _started(message, request.request_id, decided)
+                            continue
+                        if not flowing:
+                            flowing = True
+                            flight.first_token()
+                            account.first_token()
+                            yield started
+                        yield message
+                    if not flowing and started is not None:
+                        yield started
+                    flight.served()
+                except grpc.aio.AioRpcError as error:
+                    failure = rpc.error_from(error)
+                    self._blame(flight, failure)
+                    if flowing or not self._may_retry(failure, tried):
+                        raise failure from error
+                else:
+                    return
+                finally:
+                    call.cancel()
+            tried |= {decided.target.id}
+
+    async def embed(self, raw: bytes, context: Context) -> bytes:
+        """Embed texts on the replica that the router chooses."""
+        request = _parse(inference_pb2.EmbedRequest, raw)
+        return await self._unary("Embed", request, of_embed(request, raw), context, request.request_id)
+
+    async def tokenize(self, raw: bytes, context: Context) -> bytes:
+        """Tokenize as the engines do: by asking one."""
+        request = _parse(inference_pb2.TokenizeRequest, raw)
+        return await self._unary("Tokenize", request, of_tokenize(request, raw), context, "")
+
+    async def _unary(self, method: str, request: _Placed, asked: Asked, context: Context, request_id: str) -> bytes:
+        request_id = request_id[:128] or secrets.token_hex(16)
+        with _accounted(f"grpc_{method.lower()}") as account, self._router.admit():
+            plan = await self._plan(asked, context)
+            tried: frozenset[str] = frozenset()
+            while True:
+                decided = self._router.choose(plan, tried)
+                request.replica_id = decided.target.id
+                with self._router.fly(decided, request_id) as flight:
+                    call = self._channels.unary(decided.target.record.agent_endpoint, f"/{SERVICE}/{method}")
+                    try:
+                        answer: bytes = await call(
+                            request.SerializeToString(), timeout=self._time_left(context), metadata=_trace(context)
+                        )
+                    except grpc.aio.AioRpcError as error:
+                        failure = rpc.error_from(error)
+                        self._blame(flight, failure)
+                        if not self._may_retry(failure, tried):
+                            raise failure from error
+                    else:
+                        if method == "Embed":
+                            flight.served()
+                        account.outcome = "ok"
+                        return answer
+                tried |= {decided.target.id}
+
+    async def _plan(self, asked: Asked, context: Context) -> Plan:
+        return await self._router.plan(asked, policy=_metadata(context).get("x-stoker-policy", ""))
+
+    def _time_left(self, context: Context) -> float:
+        left = context.time_remaining()
+        return self._limits.request_s if left is None else min(left, self._limits.request_s)
+
+    def _blame(self, flight: Flight, failure: StokerError) -> None:
+        if failure.code in _FAULTS:
+            flight.faulted()
+
+    def _may_retry(self, failure: StokerError, tried: frozenset[str]) -> bool:
+        return failure.code in _ELSEWHERE and len(tried) < self._limits.retries and self._router.may_retry()
+
+    # --- answered here -------------------------------------------------------------------------------------
+
+    async def list_models(self, request: inference_pb2.ListModelsRequest, context: Context) -> Any:
+        """All models of the fleet."""
+        view = self._router.view
+        models = [_model(pool, name) for pool in view.pools.values() for name in (pool.model, *sorted(pool.adapters))]
+        return inference_pb2.ListModelsResponse(models=sorted(models, key=lambda model: model.id))
+
+    async def get_model(self, request: inference_pb2.GetModelRequest, context: Context) -> Any:
+        """One model. NOT_FOUND names those that there are."""
+        _parse_name(request.model)
+        pool, adapter = self._router.view.resolve(request.model)
+        return inference_pb2.GetModelResponse(model=_model(pool, adapter or pool.model))
+
+
+def _parse_name(model: str) -> None:
+    if not model:
+        raise InvalidRequest.field("model", "name a model, one that ListModels lists")
+
+
+def _model(pool: Pool, name: str) -> inference_pb2.Model:
+    targets = [
+        target for target in pool.targets.values() if name == pool.model or name in target.record.engine.model_names
+    ]
+    return inference_pb2.Model(
+        id=name,
+        deployment=targets[0].record.deployment if targets else "",
+        parent=pool.model if name != pool.model else "",
+        max_model_len=pool.max_model_len,
+        block_size=pool.block_size,
+        ready_replicas=sum(target.ready for target in targets),
+    )
+
+
+def _parse(kind: type[M], raw: bytes) -> M:
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise InvalidRequest.field("request", f"is no valid {kind.DESCRIPTOR.name}: {error}") from error
+
+
+def _started(message: bytes, request_id: str, decided: Decided) -> bytes:
+    """The agent's first message, with what the router knows."""
+    response = inference_pb2.GenerateResponse.FromString(message)
+    if response.WhichOneof("event") != "started":
+        raise StokerError(
+            f"the agent of {decided.target.id} did not begin its stream with Started: versions that do not fit",
+            reason="BAD_STREAM",
+        )
+    response.started.request_id = request_id
+    response.started.replica_id = decided.target.id
+    response.started.reason = decided.decision.reason.value
+    if decided.plan.tokens is not None:
+        response.started.predicted_cached_tokens = decided.decision.cached_tokens
+    return response.SerializeToString()
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def _trace(context: Context) -> list[tuple[str, str]]:
+    """Trace context goes on to the agent."""
+    received = _metadata(context)
+    return [(key, received[key]) for key in ("traceparent", "tracestate") if key in received]
+
+
+class _Account:
+    """Counts a call once, by how it ended."""
+
+    def __init__(self, api: str, clock: Callable[[], float]) -> None:
+        self._api = api
+        self._clock = clock
+        self._arrived = clock()
+        self.outcome = "failed"
+
+    def first_token(self) -> None:
+        metrics.TTFT.labels(self._api).observe(self._clock() - self._arrived)
+
+    def __enter__(self) -> _Account:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self.outcome = "cancelled"
+        elif isinstance(error, StokerError):
+            self.outcome = "refused" if error.code.value < 500 else "failed"
+            if error.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
+                self.outcome = "unavailable"
+        metrics.REQUESTS.labels(self._api, self.outcome).inc()
+
+
+def _accounted(api: str) -> _Account:
+    return _Account(api, asyncio.get_running_loop().time)

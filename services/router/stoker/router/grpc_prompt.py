@@ -1,0 +1,115 @@
+"""A gRPC request's prompt, in the terms that the HTTP path uses: as the node agent will hand it to its engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import json_format
+
+from stoker.api.inference.v1 import inference_pb2
+from stoker.common.errors import InvalidRequest
+from stoker.router.prompt import CHAT, COMPLETIONS, Asked, Prompt
+from stoker.router.render import Conversation
+
+_MEDIA = ("image_url", "audio_url", "video_url")
+
+
+def of_generate(request: inference_pb2.GenerateRequest, raw: bytes) -> Asked:
+    """Read a Generate request. Raises InvalidRequest naming the field."""
+    _need_model(request.model)
+    sampling = request.sampling
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        raise InvalidRequest.field("prompt", "give one of text, token_ids and chat")
+    common: dict[str, Any] = {
+        "raw": raw,
+        "max_output_tokens": sampling.max_tokens if sampling.HasField("max_tokens") else None,
+        "max_output_field": "sampling.max_tokens",
+        "choices": max(1, sampling.n),
+        "cache_salt": request.cache_salt,
+        "truncate_to": sampling.truncate_prompt_tokens if sampling.HasField("truncate_prompt_tokens") else None,
+    }
+    special = sampling.add_special_tokens if sampling.HasField("add_special_tokens") else kind != "chat"
+    prompt = _prompt(kind, request, common | {"add_special_tokens": special})
+    return Asked(CHAT if kind == "chat" else COMPLETIONS, request.model, prompt, True, request.session_id)
+
+
+def of_embed(request: inference_pb2.EmbedRequest, raw: bytes) -> Asked:
+    """Read an Embed request. Raises InvalidRequest naming the field."""
+    _need_model(request.model)
+    if not request.texts:
+        raise InvalidRequest.field("texts", "give at least one text")
+    return Asked("embeddings", request.model, Prompt(raw, texts=list(request.texts)))
+
+
+def of_tokenize(request: inference_pb2.TokenizeRequest, raw: bytes) -> Asked:
+    """Read a Tokenize request. Raises InvalidRequest naming the field."""
+    _need_model(request.model)
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        raise InvalidRequest.field("prompt", "give one of text and chat")
+    special = request.add_special_tokens if request.HasField("add_special_tokens") else kind != "chat"
+    return Asked("tokenize", request.model, _prompt(kind, request, {"raw": raw, "add_special_tokens": special}))
+
+
+def _need_model(model: str) -> None:
+    if not model:
+        raise InvalidRequest.field("model", "name the model to ask, one that ListModels lists")
+
+
+def _prompt(kind: str, request: Any, common: dict[str, Any]) -> Prompt:
+    if kind == "text":
+        return Prompt(texts=(request.text,), **common)
+    if kind == "token_ids":
+        if not request.token_ids.ids:
+            raise InvalidRequest.field("token_ids.ids", "give at least one token")
+        return Prompt(token_ids=(list(request.token_ids.ids),), **common)
+    chat = request.chat
+    if not chat.messages:
+        raise InvalidRequest.field("chat.messages", "give at least one message, for example a user's")
+    if chat.template:
+        return Prompt(unreadable="own_template", **common)
+    variables = json_format.MessageToDict(chat.template_kwargs) if chat.HasField("template_kwargs") else {}
+    conversation = Conversation(
+        [_message(message) for message in chat.messages],
+        [_tool(tool) for tool in chat.tools] or None,
+        add_generation_prompt=not chat.omit_generation_prompt and not chat.continue_final_message,
+        continue_final_message=chat.continue_final_message,
+        variables=variables,
+    )
+    return Prompt(conversation=conversation, **common)
+
+
+def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
+    content = [_part(part) for part in message.content]
+    written: dict[str, Any] = {"role": message.role, "content": content or None}
+    if message.name:
+        written["name"] = message.name
+    if message.tool_calls:
+        written["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        written["tool_call_id"] = message.tool_call_id
+    if message.reasoning:
+        written["reasoning"] = message.reasoning
+    return written
+
+
+def _part(part: inference_pb2.ContentPart) -> dict[str, Any]:
+    kind = part.WhichOneof("part") or "text"
+    if kind in _MEDIA:
+        return {"type": kind, kind: {"url": getattr(part, kind)}}
+    return {"type": "text", "text": part.text}
+
+
+def _tool(tool: inference_pb2.Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    if tool.HasField("parameters"):
+        function["parameters"] = json_format.MessageToDict(tool.parameters)
+    if tool.HasField("strict"):
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}

@@ -1,0 +1,310 @@
+"""The OpenAI HTTP API.
+
+Bodies pass through in both directions as they are; the router reads each request once, and no response at
+all beyond looking for the usage at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections import OrderedDict
+from typing import Any
+
+import aiohttp
+import msgspec
+import structlog
+from aiohttp import web
+
+from stoker.common import otel
+from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, NotFound, StokerError
+from stoker.router import metrics, openai_errors
+from stoker.router.config import LimitsConfig
+from stoker.router.openai_errors import TooLarge
+from stoker.router.plan import Plan
+from stoker.router.prompt import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TOKENIZE, read
+from stoker.router.relay import Call, Relay
+from stoker.router.routing import Flight, Router
+from stoker.router.upstream import EngineFailed, Engines, request_headers
+from stoker.router.view import Pool
+
+log = structlog.get_logger(__name__)
+
+ROUTES = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/responses": RESPONSES,
+    "/tokenize": TOKENIZE,
+}
+_STORED_RESPONSE = re.compile(r"/v1/responses/([\w-]{1,128})(/cancel)?")
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
+_RESPONSES_KEPT = 16_384
+_BODY_S = 60.0
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+# The engine has not begun: another replica may do better. A 500 may be the request's own doing and is not retried.
+_RETRIED_STATUSES = frozenset({502, 503, 504})
+
+
+class OpenAIServer:
+    """Serves the API for a router."""
+
+    def __init__(self, router: Router, engines: Engines, limits: LimitsConfig) -> None:
+        self._router = router
+        self._engines = engines
+        self._limits = limits
+        self._responses: OrderedDict[str, str] = OrderedDict()  # stored response → replica that holds it
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One HTTP request."""
+        if request.method == "GET":
+            answer = self._local(request.path)
+            if answer is not None:
+                return answer
+        now = asyncio.get_running_loop().time()
+        api = ROUTES.get(request.path, "other")
+        call = Call(request, _request_id(request), api, now, now + self._limits.request_s)
+        try:
+            return await self._guarded(call)
+        except asyncio.CancelledError:
+            call.outcome = "cancelled"
+            raise
+        finally:
+            metrics.REQUESTS.labels(call.api, call.outcome).inc()
+
+    async def _guarded(self, call: Call) -> web.StreamResponse:
+        try:
+            with otel.span(call.api, call.request.headers) as span:
+                answer = await self._routed(call)
+                span.set(otel.RESPONSE_STATUS, answer.status)
+                return answer
+        except StokerError as error:
+            call.outcome = _outcome(error)
+            return openai_errors.response(error, {"x-request-id": call.request_id})
+        except (ConnectionResetError, aiohttp.ClientConnectionResetError):
+            call.outcome = "cancelled"
+            raise
+        except Exception as error:
+            incident = secrets.token_hex(4)
+            log.error("http.internal_error", path=call.request.path, incident=incident, exc_info=error)
+            internal = StokerError(f"internal error; look for incident={incident} in the router's log")
+            return openai_errors.response(internal, {"x-request-id": call.request_id})
+
+    async def _routed(self, call: Call) -> web.StreamResponse:
+        request = call.request
+        stored = _STORED_RESPONSE.fullmatch(request.path)
+        if stored is not None:
+            return await self._stored(call, stored.group(1))
+        if call.api == "other":
+            raise NotFound(
+                f"{request.path} is not served here; these are: GET /v1/models, POST {', POST '.join(ROUTES)}"
+            )
+        if request.method != "POST":
+            raise InvalidRequest(f"{request.path} takes POST, not {request.method}", reason="METHOD_NOT_ALLOWED")
+        with self._router.admit():
+            raw = await self._body(request)
+            asked = read(call.api, _decode(raw), raw)
+            call.deadline = call.arrived + self._time_allowed(request)
+            call.stream = asked.stream
+            plan = await self._router.plan(
+                asked,
+                policy=request.headers.get("x-stoker-policy", ""),
+                pinned=self._holder(asked.fields.get("previous_response_id")),
+            )
+            return await self._serve(call, plan, raw)
+
+    # --- sending -------------------------------------------------------------------------------------------
+
+    async def _serve(self, call: Call, plan: Plan, raw: bytes) -> web.StreamResponse:
+        """Try replicas until one answers; nothing has gone to the client before that."""
+        headers = request_headers(call.request.headers, call.request_id)
+        tried: frozenset[str] = frozenset()
+        while True:
+            try:
+                decided = self._router.choose(plan, tried)
+            except StokerError:
+                if tried:
+                    raise self._all_failed(plan, tried) from None
+                raise
+            relay = Relay(call, decided, self._limits)
+            with self._router.fly(decided, call.request_id) as flight:
+                try:
+                    async with relay.open(self._engines, call.request.path_qs, raw, headers) as upstream:
+                        if upstream.status not in _RETRIED_STATUSES or not self._may_retry(tried):
+                            return await self._relayed(call, relay, upstream, flight)
+                        flight.faulted()
+                except EngineFailed as error:
+                    flight.faulted()
+                    self._found(decided.target.id, error)
+                    if relay.started:
+                        call.outcome = "interrupted"
+                        return await relay.interrupted(error)
+                    if not self._may_retry(tried):
+                        raise
+                except TimeoutError:
+                    late = DeadlineExceeded(
+                        f"replica {decided.target.id} did not answer in time; ask for less, or allow more by "
+                        "x-request-timeout (seconds)"
+                    )
+                    if relay.engine_late:
+                        flight.faulted()
+                    if relay.started:
+                        call.outcome = "timeout"
+                        return await relay.interrupted(late)
+                    raise late from None
+            tried |= {decided.target.id}
+
+    async def _relayed(
+        self, call: Call, relay: Relay, upstream: aiohttp.ClientResponse, flight: Flight
+    ) -> web.StreamResponse:
+        answer = await relay.run(upstream, flight)
+        if upstream.status >= 500:
+            flight.faulted()
+            call.outcome = "failed"
+        elif upstream.status >= 400:
+            call.outcome = "client_error"
+        else:
+            flight.served()
+            call.outcome = "ok"
+            relay.count_usage()
+            if call.api == RESPONSES:
+                self._remember(relay.head, relay.decided.target.id)
+        return answer
+
+    def _may_retry(self, tried: frozenset[str]) -> bool:
+        return len(tried) < self._limits.retries and self._router.may_retry()
+
+    def _all_failed(self, plan: Plan, tried: frozenset[str]) -> StokerError:
+        return StokerError(
+            f"every replica of {plan.pool.model} that could serve was tried and failed: {', '.join(sorted(tried))}; "
+            "see `stoker status`",
+            code=Code.UNAVAILABLE,
+            reason="ALL_REPLICAS_FAILED",
+            retry_after_s=1.0,
+        )
+
+    def _found(self, replica: str, error: EngineFailed) -> None:
+        target = self._router.view.targets.get(replica)
+        if target is not None and error.refused:
+            self._router.view.reached(target, False)
+
+    def _time_allowed(self, request: web.BaseRequest) -> float:
+        text = request.headers.get("x-request-timeout")
+        if text is None:
+            return self._limits.request_s
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            raise InvalidRequest.field("x-request-timeout", "must be a number of seconds above 0")
+        return min(seconds, self._limits.request_s)
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        limit = self._limits.max_body_bytes
+        too_large = TooLarge(
+            f"the body is larger than {limit} bytes, the most this router takes (limits.max_body_bytes); send less"
+        )
+        if (request.content_length or 0) > limit:
+            raise too_large
+        pieces, size = [], 0
+        try:
+            async with asyncio.timeout(_BODY_S):
+                while not request.content.at_eof():
+                    piece = await request.content.readany()
+                    size += len(piece)
+                    if size > limit:
+                        raise too_large
+                    pieces.append(piece)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the body did not arrive within {_BODY_S:g} s") from None
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    # --- stored responses ----------------------------------------------------------------------------------
+
+    def _holder(self, response_id: Any) -> str:
+        """The replica that holds a stored response; empty where this router does not know: any may be asked."""
+        holder = self._responses.get(response_id, "") if isinstance(response_id, str) else ""
+        return holder if holder in self._router.view.targets else ""
+
+    def _remember(self, head: bytes, replica: str) -> None:
+        found = _RESPONSE_ID.search(head)
+        if found is not None:
+            self._responses[found.group(1).decode()] = replica
+            if len(self._responses) > _RESPONSES_KEPT:
+                self._responses.popitem(last=False)
+
+    async def _stored(self, call: Call, response_id: str) -> web.StreamResponse:
+        target = self._router.view.targets.get(self._holder(response_id))
+        if target is None:
+            raise NotFound(f"response {response_id} is not known to this router: only the one that answered knows it")
+        call.api = RESPONSES
+        headers = request_headers(call.request.headers, call.request_id)
+        body = await self._body(call.request)
+        async with asyncio.timeout(self._limits.idle_s):
+            upstream = await self._engines.call(call.request.method, target.url + call.request.path_qs, body, headers)
+            async with upstream:
+                answer = web.Response(
+                    status=upstream.status, body=await upstream.read(), content_type=upstream.content_type
+                )
+        call.outcome = "ok" if upstream.status < 400 else "client_error"
+        return answer
+
+    # --- answered here -------------------------------------------------------------------------------------
+
+    def _local(self, path: str) -> web.Response | None:
+        view = self._router.view
+        if path == "/health":
+            return web.Response(text="ok")
+        if path == "/ready":
+            ready = view.synced and not self._router.draining
+            return web.Response(status=200 if ready else 503, text="ready" if ready else "not ready")
+        if path == "/v1/models":
+            cards = [self._card(pool, name) for pool in view.pools.values() for name in (pool.model, *pool.adapters)]
+            return _json({"object": "list", "data": cards})
+        if path.startswith("/v1/models/"):
+            try:
+                pool, adapter = view.resolve(path.removeprefix("/v1/models/"))
+            except StokerError as error:
+                return openai_errors.response(error, {})
+            return _json(self._card(pool, adapter or pool.model))
+        return None
+
+    def _card(self, pool: Pool, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "stoker",
+            "root": pool.model,
+            "parent": pool.model if name != pool.model else None,
+            "max_model_len": pool.max_model_len or None,
+        }
+
+
+def _decode(raw: bytes) -> dict[str, Any]:
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest.field("body", f"is no valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest.field("body", "must be a JSON object")
+    return body
+
+
+def _request_id(request: web.BaseRequest) -> str:
+    given = request.headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _outcome(error: StokerError) -> str:
+    if error.code is Code.DEADLINE_EXCEEDED:
+        return "timeout"
+    if error.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
+        return "unavailable"
+    return "refused" if error.code.value < 500 else "failed"

@@ -1,0 +1,49 @@
+"""The router's metrics. No label is a request, a user or a hash; `model` and `replica` are bounded by the fleet."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+REQUESTS = Counter(
+    "stoker_router_requests_total", "Requests by how they ended.", ["api", "outcome"]
+)  # outcome: ok, client_error, refused, unavailable, failed, interrupted, cancelled, timeout
+DECISIONS = Counter("stoker_router_decisions_total", "Routing decisions by reason.", ["model", "reason"])
+KEYS = Counter(
+    "stoker_router_keys_total",
+    "Requests by what their prefix was hashed from: tokens, or bytes where there were no tokens (why says why).",
+    ["source", "why"],
+)
+PREDICTED = Counter("stoker_router_predicted_cached_tokens_total", "Prompt tokens predicted to be cached.", ["model"])
+ACTUAL = Counter("stoker_router_actual_cached_tokens_total", "Prompt tokens that engines say were cached.", ["model"])
+COMPARED = Counter(
+    "stoker_router_compared_prompt_tokens_total",
+    "Prompt tokens of requests whose engine said what was cached.",
+    ["model"],
+)
+TTFT = Histogram(
+    "stoker_router_time_to_first_token_seconds", "Arrival to first byte of the response.", ["api"], buckets=_SECONDS
+)
+IN_FLIGHT = Gauge("stoker_router_requests_in_flight", "Requests now in this router.")
+RETRIES = Counter("stoker_router_retries_total", "Tries on another replica.", ["result"])  # taken, no_budget
+TOKENIZE = Histogram(
+    "stoker_router_tokenize_seconds", "Rendering, tokenizing and hashing a prompt.", ["where"],
+    buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1),
+)  # fmt: skip
+PARITY = Gauge(
+    "stoker_router_parity", "1 router and engine tokenize alike, 0 not yet known, -1 they differ.", ["replica"]
+)
+DIGEST_SEEN = Counter(
+    "stoker_router_digest_confirmations_total",
+    "Prefixes that were served, looked for in the replica's digest soon after.",
+    ["model", "result"],
+)  # result: seen, missing
+ALARM = Gauge(
+    "stoker_router_prefix_routing_alarm",
+    "1 while digests do not show what was served: prefix routing has decayed.",
+    ["model"],
+)
+UNREACHABLE = Gauge("stoker_router_replicas_unreachable", "Replicas announced as ready that this router finds dead.")
+REGISTRIES = Gauge("stoker_router_registries_connected", "Registries this router hears.")
+RESYNCS = Counter("stoker_router_digest_resyncs_total", "Digests that had to be asked for anew.")

@@ -1,0 +1,62 @@
+"""Errors in the form of the OpenAI API."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from aiohttp import web
+
+from stoker.common.errors import Code, StokerError
+
+_TYPES = {
+    Code.INVALID_ARGUMENT: "invalid_request_error",
+    Code.NOT_FOUND: "invalid_request_error",
+    Code.FAILED_PRECONDITION: "invalid_request_error",
+    Code.RESOURCE_EXHAUSTED: "rate_limit_error",
+    Code.UNAUTHENTICATED: "authentication_error",
+    Code.PERMISSION_DENIED: "permission_error",
+    Code.DEADLINE_EXCEEDED: "timeout_error",
+}
+
+
+class TooLarge(StokerError):
+    """A body beyond the bound."""
+
+    code = Code.INVALID_ARGUMENT
+    reason = "BODY_TOO_LARGE"
+
+
+def body(error: StokerError) -> bytes:
+    """`{"error": {message, type, param, code}}`; `code` is the stable reason in lower case."""
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": error.message,
+                "type": _TYPES.get(error.code, "server_error"),
+                "param": error.fields[0].field if error.fields else None,
+                "code": error.reason.lower(),
+            }
+        }
+    )
+
+
+def event(error: StokerError) -> bytes:
+    """The same as one server-sent event."""
+    return b"data: " + body(error) + b"\n\n"
+
+
+def status(error: StokerError) -> int:
+    """The HTTP status of an error."""
+    return 413 if isinstance(error, TooLarge) else error.code.value
+
+
+def response(error: StokerError, headers: dict[str, str]) -> web.Response:
+    """The whole response."""
+    headers = {**headers, "Content-Type": "application/json"}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    answer = web.Response(status=status(error), body=body(error), headers=headers)
+    if isinstance(error, TooLarge):
+        answer.force_close()  # the rest of the body is not read
+    return answer

@@ -1,0 +1,167 @@
+"""From a prompt to what the decision needs: token count and block keys.
+
+Long prompts are worked on in threads: tokenizing on the event loop would stall every other request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import msgspec
+
+from stoker.common.blocks import block_keys, root_key
+from stoker.common.errors import InvalidRequest
+from stoker.router import core, metrics
+from stoker.router.prompt import Asked, Prompt
+from stoker.router.render import NotRendered
+from stoker.router.tokenizer import ModelTokenizer
+from stoker.router.tokenizer_store import TokenizerStore
+from stoker.router.view import Pool
+
+TOKENS, BYTES, NONE = "tokens", "bytes", "none"
+
+_GUESSED_OUTPUT_TOKENS = 256
+_BYTES_PER_TOKEN = 4
+# Prompts of keys over bytes live apart from those over tokens: their keys must never meet.
+_BYTES_DOMAIN = "\0bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request ready to be decided. `tokens` is None where they could not be had: then `why` says why."""
+
+    pool: Pool
+    request: core.Request
+    policy: str
+    source: str
+    why: str = ""
+    tokens: int | None = None
+    pinned: str = ""
+    """Replica that alone can serve it; empty for any."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    keys: Sequence[int]
+    tokens: int
+    source: str
+    why: str = ""
+
+
+class Planner:
+    """Plans requests with the tokenizers at hand."""
+
+    def __init__(self, tokenizers: TokenizerStore, executor: Executor, inline_bytes: int) -> None:
+        self._tokenizers = tokenizers
+        self._executor = executor
+        self._inline_bytes = inline_bytes
+
+    async def plan(self, asked: Asked, pool: Pool, adapter: str, policy: str) -> Plan:
+        """Count and hash. Raises InvalidRequest for a prompt that no replica can take."""
+        prompt = asked.prompt
+        _refuse_long_output(prompt, pool.max_model_len)
+        if policy == core.ROUND_ROBIN:
+            # The baseline looks at nothing.
+            read = _Read((), max(1, prompt.size // _BYTES_PER_TOKEN), NONE, policy)
+        else:
+            read = await self._read(prompt, pool, adapter)
+        metrics.KEYS.labels(read.source, read.why).inc()
+        if read.source == TOKENS:
+            _refuse_long_prompt(read.tokens, len(prompt.texts) or len(prompt.token_ids) or 1, pool.max_model_len)
+        output = prompt.max_output_tokens if prompt.max_output_tokens is not None else _GUESSED_OUTPUT_TOKENS
+        request = core.Request(
+            keys=read.keys,
+            prompt_tokens=read.tokens,
+            block_size=pool.block_size,
+            output_tokens=output * prompt.choices,
+            adapter=adapter,
+        )
+        return Plan(pool, request, policy, read.source, read.why, read.tokens if read.source == TOKENS else None)
+
+    async def _read(self, prompt: Prompt, pool: Pool, adapter: str) -> _Read:
+        tokenizer = self._tokenizers.get(pool.tokenizer_sha256)
+        started = time.perf_counter()
+        if prompt.size <= self._inline_bytes:
+            read, where = _read(prompt, tokenizer, pool, adapter), "inline"
+        else:
+            loop = asyncio.get_running_loop()
+            read = await loop.run_in_executor(self._executor, _read, prompt, tokenizer, pool, adapter)
+            where = "thread"
+        metrics.TOKENIZE.labels(where).observe(time.perf_counter() - started)
+        return read
+
+
+def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter: str) -> _Read:
+    """Tokens and keys where possible, keys over bytes otherwise."""
+    why = prompt.unreadable
+    if not why:
+        try:
+            token_lists = tokens_of(prompt, tokenizer, pool.max_model_len)
+        except NotRendered:
+            why = "not_rendered"
+        else:
+            if token_lists is not None:
+                root = root_key(pool.model, lora=adapter, cache_salt=prompt.cache_salt)
+                # Several prompts in one request are usually kin: the first one leads.
+                keys = block_keys(token_lists[0], pool.block_size, root)
+                return _Read(keys, sum(map(len, token_lists)), TOKENS)
+            why = "no_tokenizer"
+    raw = _canonical(prompt)
+    units = array("I", raw + b"\0" * (-len(raw) % 4))
+    root = root_key(pool.model + _BYTES_DOMAIN, lora=adapter, cache_salt=prompt.cache_salt)
+    return _Read(block_keys(units, pool.block_size, root), max(1, len(units)), BYTES, why)
+
+
+def tokens_of(prompt: Prompt, tokenizer: ModelTokenizer | None, max_model_len: int) -> list[Sequence[int]] | None:
+    """The token ids of each prompt of a request; None without a tokenizer. Raises NotRendered."""
+    if prompt.token_ids:
+        lists: list[Sequence[int]] = list(prompt.token_ids)
+    elif tokenizer is None:
+        return None
+    elif prompt.conversation is not None:
+        text = tokenizer.render(prompt.conversation)
+        lists = [tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)]
+    else:
+        lists = [tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens) for text in prompt.texts]
+    limit = prompt.truncate_to
+    if limit is None:
+        return lists
+    if limit < 0:
+        # A token of context is held back for the output.
+        limit = max_model_len - 1 if prompt.max_output_tokens else max_model_len
+    return [tokens[-limit:] if prompt.truncate_left else tokens[:limit] for tokens in lists] if limit else lists
+
+
+def _canonical(prompt: Prompt) -> bytes:
+    if prompt.texts:
+        return prompt.texts[0].encode("utf-8", "surrogatepass")
+    if prompt.conversation is not None:
+        # Tools come first in most templates, and change least.
+        return msgspec.json.encode([prompt.conversation.tools, prompt.conversation.messages])
+    return prompt.raw
+
+
+def _refuse_long_output(prompt: Prompt, max_model_len: int) -> None:
+    wanted = prompt.max_output_tokens
+    if max_model_len and wanted is not None and wanted > max_model_len:
+        raise InvalidRequest.field(
+            prompt.max_output_field,
+            f"{prompt.max_output_field}={wanted} cannot be greater than max_model_len={max_model_len}. "
+            "Please request fewer output tokens.",
+        )
+
+
+def _refuse_long_prompt(tokens: int, prompts: int, max_model_len: int) -> None:
+    # Of several prompts only the sum is at hand: it proves too much only for one.
+    if max_model_len and prompts == 1 and tokens > max_model_len:
+        raise InvalidRequest.field(
+            "input_tokens",
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
+            f"{tokens} input tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt.",
+        )

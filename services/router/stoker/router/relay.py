@@ -1,0 +1,170 @@
+"""An engine's response on its way to the client, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from stoker.common.errors import StokerError
+from stoker.router import metrics, openai_errors
+from stoker.router.config import LimitsConfig
+from stoker.router.routing import Decided, Flight
+from stoker.router.upstream import Engines, failed, response_headers
+
+_CACHED = re.compile(rb'"prompt_tokens"\s*:\s*(\d+).*?"cached_tokens"\s*:\s*(\d+)', re.DOTALL)
+_EVENT_END = b"\n\n"
+_HEAD_BYTES = 4096
+
+
+@dataclass(slots=True)
+class Call:
+    """One request of a client. `arrived` and `deadline` are in seconds of the event loop's clock."""
+
+    request: web.BaseRequest
+    request_id: str
+    api: str
+    arrived: float
+    deadline: float
+    stream: bool = False
+    outcome: str = "failed"
+
+
+class Relay:
+    """One try of one call: what came, and what already went out."""
+
+    def __init__(self, call: Call, decided: Decided, limits: LimitsConfig) -> None:
+        self.decided = decided
+        self.head = b""
+        self.engine_late = False
+        """The time that ran out was the engine's, not the whole request's."""
+        self._call = call
+        self._request = call.request
+        self._limits = limits
+        self._events = False
+        self._out: web.StreamResponse | None = None
+        self._tail = b""
+        self._timeout: asyncio.Timeout | None = None
+
+    @property
+    def started(self) -> bool:
+        """Something went out to the client: no other replica may serve it now."""
+        return self._out is not None
+
+    @asynccontextmanager
+    async def open(
+        self, engines: Engines, path: str, raw: bytes, headers: dict[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The engine's response. Leaving early drops its connection, and with it the work in the engine.
+
+        Raises EngineFailed, and TimeoutError when the deadline or the engine's own time has passed.
+        """
+        try:
+            async with asyncio.timeout_at(self._call.deadline) as self._timeout:
+                self._allow(self._limits.first_byte_s)
+                upstream = await engines.call("POST", self.decided.target.url + path, raw, headers)
+                try:
+                    yield upstream
+                finally:
+                    upstream.close()
+        except TimeoutError:
+            self.engine_late = asyncio.get_running_loop().time() < self._call.deadline
+            raise
+
+    def _allow(self, seconds: float) -> None:
+        assert self._timeout is not None  # noqa: S101
+        self._timeout.reschedule(min(self._call.deadline, asyncio.get_running_loop().time() + seconds))
+
+    async def run(self, upstream: aiohttp.ClientResponse, flight: Flight) -> web.StreamResponse:
+        """Pass the response on to its end. Raises EngineFailed where the engine breaks off."""
+        chunk = await _next(upstream)
+        metrics.TTFT.labels(self._call.api).observe(asyncio.get_running_loop().time() - self._call.arrived)
+        if self._call.stream:
+            flight.first_token()
+        self.head = chunk[:_HEAD_BYTES]
+        headers = {**response_headers(upstream.headers), **self._own_headers()}
+        if not self._call.stream or upstream.status >= 400:
+            return await self._whole(upstream, chunk, headers)
+        self._events = upstream.content_type == "text/event-stream"
+        out = web.StreamResponse(status=upstream.status, headers=headers)
+        await out.prepare(self._request)
+        self._out = out
+        held = b""
+        while chunk:
+            self._allow(self._limits.idle_s)
+            held = await self._pass(out, held + chunk if held else chunk)
+            chunk = await _next(upstream)
+        if held:
+            await out.write(held)
+        await out.write_eof()
+        return out
+
+    async def _pass(self, out: web.StreamResponse, chunk: bytes) -> bytes:
+        """Write whole events only, so that a break never leaves half of one; returns what is held back."""
+        held = b""
+        if self._events and not chunk.endswith(_EVENT_END) and len(chunk) < self._limits.max_body_bytes:
+            cut = chunk.rfind(_EVENT_END) + len(_EVENT_END)
+            chunk, held = (chunk[:cut], chunk[cut:]) if cut >= len(_EVENT_END) else (b"", chunk)
+        if chunk:
+            self._tail = chunk
+            await out.write(chunk)
+        return held
+
+    async def _whole(
+        self, upstream: aiohttp.ClientResponse, chunk: bytes, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        """A response that is no stream is short: it is collected, so that a break can still be retried."""
+        chunks = [chunk]
+        while chunk:
+            self._allow(self._limits.idle_s)
+            chunk = await _next(upstream)
+            chunks.append(chunk)
+        body = b"".join(chunks)
+        self._tail = body
+        out = web.Response(status=upstream.status, body=body, headers=headers)
+        await out.prepare(self._request)
+        self._out = out
+        self._allow(self._limits.idle_s)
+        await out.write_eof()
+        return out
+
+    async def interrupted(self, error: StokerError) -> web.StreamResponse:
+        """Say in the stream that it broke off, then end it; where that cannot be said, cut the connection."""
+        out = self._out
+        assert out is not None  # noqa: S101
+        if self._events:
+            async with asyncio.timeout(self._limits.idle_s):
+                await out.write(openai_errors.event(error))
+                await out.write_eof()
+        out.force_close()
+        if not self._events and self._request.transport is not None:
+            self._request.transport.abort()
+        return out
+
+    def count_usage(self) -> None:
+        """Compare what was predicted to be cached with what the engine says was."""
+        found = _CACHED.search(self._tail)
+        if found is not None:
+            model = self.decided.plan.pool.model
+            metrics.COMPARED.labels(model).inc(int(found.group(1)))
+            metrics.ACTUAL.labels(model).inc(int(found.group(2)))
+
+    def _own_headers(self) -> dict[str, str]:
+        return {
+            "x-stoker-replica": self.decided.target.id,
+            "x-stoker-reason": self.decided.decision.reason.value,
+            "x-request-id": self._call.request_id,
+        }
+
+
+async def _next(upstream: aiohttp.ClientResponse) -> bytes:
+    """What has arrived since the last call; empty at the end."""
+    try:
+        return await upstream.content.readany()
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise failed(error) from error

@@ -1,0 +1,187 @@
+"""One request's way through the router: plan, choose, fly, and account for it on every path."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from stoker.common.errors import Exhausted, InvalidRequest, Unavailable
+from stoker.router import core, metrics
+from stoker.router.confirm import Confirmations
+from stoker.router.plan import TOKENS, Plan, Planner
+from stoker.router.prompt import Asked
+from stoker.router.view import Target, View
+
+_DECISIONS_KEPT = 8192
+_EXPLAINED_REPLICAS = 64  # a larger pool is explained on demand only
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision that was taken."""
+
+    plan: Plan
+    decision: core.Decision
+    target: Target
+    at: float
+
+
+class Flight:
+    """A request on its way to one replica. Leaving the `with` block releases it, however that happens."""
+
+    __slots__ = ("_clock", "_id", "_outcome", "_router", "decided")
+
+    def __init__(self, router: Router, decided: Decided, clock: Callable[[], float]) -> None:
+        self._router = router
+        self._clock = clock
+        self._outcome = core.Outcome.CALLER
+        self.decided = decided
+        fleet = decided.plan.pool.fleet
+        self._id = fleet.dispatch(decided.plan.request, decided.decision, clock())
+        decided.target.in_flight += 1
+
+    def first_token(self) -> None:
+        """The engine's first byte of output is here."""
+        self.decided.plan.pool.fleet.first_token(self._id, self._clock())
+
+    def served(self) -> None:
+        """The engine did its part."""
+        self._outcome = core.Outcome.OK
+        self._router.confirmations.served(self.decided.plan, self.decided.target, self._clock())
+
+    def faulted(self) -> None:
+        """The engine failed, or its connection did."""
+        self._outcome = core.Outcome.FAULT
+
+    def __enter__(self) -> Flight:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        now = self._clock()
+        fleet = self.decided.plan.pool.fleet
+        fleet.release(self._id, now)
+        self.decided.target.in_flight -= 1
+        fleet.observe(self.decided.target.id, self._outcome, now)
+
+
+class Router:
+    """Decides, for both APIs."""
+
+    def __init__(
+        self,
+        view: View,
+        planner: Planner,
+        *,
+        policy: str,
+        allow_policy: bool,
+        max_in_flight: int,
+        rng: random.Random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.view = view
+        self.planner = planner
+        self.budget = core.RetryBudget()
+        self.confirmations = Confirmations()
+        self.clock = clock
+        self.in_flight = 0
+        self.draining = False
+        self.idle = asyncio.Event()
+        """Set while no request is in this router."""
+        self.idle.set()
+        self._policy = policy
+        self._allow_policy = allow_policy
+        self._max_in_flight = max_in_flight
+        self._rng = rng
+        self._decided: OrderedDict[str, Decided] = OrderedDict()
+
+    async def plan(self, asked: Asked, *, policy: str = "", pinned: str = "") -> Plan:
+        """Read a request as far as the decision needs. Raises NotFound, Unavailable or InvalidRequest."""
+        pool, adapter = self.view.resolve(asked.model)
+        plan = await self.planner.plan(asked, pool, adapter, self._policy_of(policy))
+        return replace(plan, pinned=pinned) if pinned else plan
+
+    def _policy_of(self, wanted: str) -> str:
+        if not wanted or wanted == self._policy:
+            return self._policy
+        if not self._allow_policy:
+            raise InvalidRequest.field("x-stoker-policy", "this router does not let requests choose their policy")
+        if wanted not in core.POLICIES:
+            raise InvalidRequest.field("x-stoker-policy", f"must be one of {', '.join(core.POLICIES)}")
+        return wanted
+
+    def choose(self, plan: Plan, tried: frozenset[str] = frozenset(), *, explain: bool = False) -> Decided:
+        """Choose a replica for a plan, none of `tried`. Raises Unavailable where there is none."""
+        pool = plan.pool
+        if plan.pinned:
+            tried = tried | (frozenset(pool.targets) - {plan.pinned})
+        request = replace(plan.request, exclude=tried) if tried else plan.request
+        now = self.clock()
+        explain = explain or len(pool.targets) <= _EXPLAINED_REPLICAS
+        decision = core.decide(request, pool.fleet, now, self._rng, policy=plan.policy, explain=explain)
+        target = pool.targets.get(decision.replica)
+        if target is None:  # cannot be: pool and fleet change together
+            raise Unavailable(f"replica {decision.replica} has just left; try again", retry_after_s=0.1)
+        return Decided(plan, decision, target, now)
+
+    def fly(self, decided: Decided, request_id: str) -> Flight:
+        """Count a decision as taken and its request as sent."""
+        model = decided.plan.pool.model
+        metrics.DECISIONS.labels(model, decided.decision.reason.value).inc()
+        if decided.plan.source == TOKENS:
+            metrics.PREDICTED.labels(model).inc(decided.decision.cached_tokens)
+        self._decided[request_id] = decided
+        if len(self._decided) > _DECISIONS_KEPT:
+            self._decided.popitem(last=False)
+        return Flight(self, decided, self.clock)
+
+    def decided(self, request_id: str) -> Decided | None:
+        """The decision last taken for a request, if it is still remembered."""
+        return self._decided.get(request_id)
+
+    def may_retry(self) -> bool:
+        """Spend one retry, if the budget has one."""
+        allowed = self.budget.take()
+        metrics.RETRIES.labels("taken" if allowed else "no_budget").inc()
+        return allowed
+
+    def admit(self) -> Admission:
+        """Count a request as in this router; a context manager. Raises Exhausted or Unavailable."""
+        if self.draining:
+            raise Unavailable(
+                "this router is shutting down; another one serves", reason="DRAINING", retry_after_s=0.1
+            )
+        if self.in_flight >= self._max_in_flight:
+            raise Exhausted(
+                f"this router has {self.in_flight} requests in flight, as many as it takes; try again later",
+                reason="TOO_MANY_REQUESTS",
+                retry_after_s=1.0,
+            )
+        return Admission(self)
+
+
+class Admission:
+    """A request's stay in the router."""
+
+    __slots__ = ("_router",)
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def __enter__(self) -> None:
+        self._router.in_flight += 1
+        self._router.idle.clear()
+        self._router.budget.request()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._router.in_flight -= 1
+        if not self._router.in_flight:
+            self._router.idle.set()

@@ -1,0 +1,130 @@
+"""RouterService: proto ⇄ core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from stoker.api.router.v1 import router_pb2, router_pb2_grpc
+from stoker.common.errors import InvalidRequest, NotFound
+from stoker.router import core
+from stoker.router.grpc_prompt import of_generate
+from stoker.router.routing import Decided, Router
+from stoker.router.view import Target
+
+SERVICE = "stoker.api.router.v1.RouterService"
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RouterServer(router_pb2_grpc.RouterServiceServicer):
+    """How the router decides and what it sees."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def Explain(  # noqa: N802 - gRPC's name
+        self, request: router_pb2.ExplainRequest, context: _Context
+    ) -> router_pb2.ExplainResponse:
+        """Where a request would go now, or went; NOT_FOUND once a decision is forgotten."""
+        subject = request.WhichOneof("subject")
+        if subject == "request_id":
+            decided = self._router.decided(request.request_id)
+            if decided is None:
+                raise NotFound(
+                    f"request {request.request_id!r} is not among the last ones this router decided; "
+                    "ask the router that served it, or explain the request itself",
+                    reason="DECISION_FORGOTTEN",
+                )
+            return self._explained(decided, self._router.clock() - decided.at)
+        if subject == "request":
+            asked = of_generate(request.request, request.request.SerializeToString())
+            plan = await self._router.plan(asked)
+            return self._explained(self._router.choose(plan, explain=True), 0.0)
+        raise InvalidRequest.field("subject", "give one of request and request_id")
+
+    def _explained(self, decided: Decided, age_s: float) -> router_pb2.ExplainResponse:
+        plan, decision = decided.plan, decided.decision
+        considered = {candidate.replica for candidate in decision.candidates} or {decision.replica}
+        return router_pb2.ExplainResponse(
+            decision=router_pb2.Decision(
+                replica_id=decision.replica,
+                reason=decision.reason.value,
+                predicted_cached_tokens=decision.cached_tokens,
+                candidates=[_candidate(candidate) for candidate in decision.candidates],
+                excluded=[
+                    router_pb2.Excluded(replica_id=target.id, reason=self._why_not(target))
+                    for target in plan.pool.targets.values()
+                    if target.id not in considered
+                ],
+            ),
+            prompt_tokens=plan.tokens,
+            blocks=len(plan.request.keys),
+            policy=plan.policy,
+            age_ms=int(age_s * 1000),
+        )
+
+    def _why_not(self, target: Target) -> str:
+        if target.draining:
+            return "draining"
+        if not target.reachable:
+            return "unhealthy"
+        if not target.ready:
+            return "not_ready"
+        if self._health(target) == "ejected":
+            return "ejected"
+        return "not_considered"
+
+    def _health(self, target: Target) -> str:
+        if not target.reachable:
+            return "probing"
+        pool = target.pool
+        ejected = pool is not None and pool.fleet.health.ejected(target.id, self._router.clock())
+        return "ejected" if ejected else "healthy"
+
+    async def GetView(  # noqa: N802 - gRPC's name
+        self, request: router_pb2.GetViewRequest, context: _Context
+    ) -> router_pb2.GetViewResponse:
+        """The fleet as this router sees it."""
+        view, now = self._router.view, self._router.clock()
+        ages = {
+            endpoint: int((now - source.heard_at) * 1000)
+            for endpoint, source in view.sources.items()
+            if source.heard_at is not None
+        }
+        return router_pb2.GetViewResponse(
+            replicas=[self._replica(target, now) for target in view.targets.values()],
+            registry_age_ms=ages,
+            static_view=view.synced and not any(source.connected for source in view.sources.values()),
+        )
+
+    def _replica(self, target: Target, now: float) -> router_pb2.ReplicaView:
+        fleet = target.pool.fleet if target.pool is not None else None
+        trust = fleet.index.trust(target.id, now) if fleet is not None and not target.refused else 0.0
+        known = target.load_tokens is not None and fleet is not None
+        return router_pb2.ReplicaView(
+            replica=target.record,
+            health=self._health(target),
+            in_flight=target.in_flight,
+            load_tokens=int(fleet.load.load(target.id)) if known and fleet is not None else None,
+            known_blocks=target.digest.count,
+            digest_credit=trust,
+            parity=target.refused or target.parity,
+        )
+
+
+def _candidate(candidate: core.Candidate) -> router_pb2.Candidate:
+    matched, confidence = candidate.exact, "exact"
+    if candidate.speculative > candidate.exact:
+        matched, confidence = candidate.speculative, "speculative"
+    return router_pb2.Candidate(
+        replica_id=candidate.replica,
+        cost_s=candidate.cost,
+        load_tokens=int(candidate.load),
+        bound_tokens=int(candidate.bound),
+        open=candidate.open,
+        matched_tokens=matched,
+        confidence=confidence if matched else "none",
+        ring_rank=candidate.ring_rank,
+    )

@@ -1,0 +1,379 @@
+"""The fleet as this router sees it: what registries tell, drawn together into one pool per served model.
+
+Nothing is dropped because a source falls silent: the last view serves (static stability). Only a record's
+removal, a newer epoch or this router's own checks take something away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import structlog
+
+from stoker.api.common.v1 import common_pb2
+from stoker.api.registry.v1 import records_pb2, registry_pb2
+from stoker.common.blocks import unpack_keys
+from stoker.common.errors import InvalidRequest, NotFound, Unavailable
+from stoker.router import core
+
+log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T", str, int)
+
+PENDING = "pending"
+OK = "ok"
+TOKENIZER_MISMATCH = "tokenizer_mismatch"
+BLOCK_SIZE_MISMATCH = "block_size_mismatch"
+
+_TIERS = {
+    common_pb2.TIER_UNSPECIFIED: core.Tier.GPU,
+    common_pb2.TIER_GPU: core.Tier.GPU,
+    common_pb2.TIER_CPU: core.Tier.CPU,
+    common_pb2.TIER_STORAGE: core.Tier.STORAGE,
+}
+_ROLES = {common_pb2.ROLE_PREFILL: core.Role.PREFILL, common_pb2.ROLE_DECODE: core.Role.DECODE}
+_DEFAULT_BLOCK_SIZE = 16
+
+
+@dataclass(slots=True)
+class _Digest:
+    """Where a replica's digest stands.
+
+    Registries number each tier's updates apart; the core has one number per replica, so they are renumbered.
+    `snapshots` are the tiers' last snapshots while no delta followed: together they are one whole snapshot.
+    """
+
+    epoch: int = 0
+    sequence: int = 0
+    counts: dict[core.Tier, int] = field(default_factory=dict)
+    """Keys by tier."""
+    whole: set[core.Tier] = field(default_factory=set)
+    snapshots: dict[core.Tier, tuple[Sequence[int], int]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Keys in all tiers."""
+        return sum(self.counts.values())
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """A replica, as announced and as this router found it."""
+
+    record: records_pb2.Replica
+    pool: Pool | None = None
+    reachable: bool = True
+    """False once a connection was refused, until a health check succeeds."""
+    parity: str = PENDING
+    """"ok", "pending", or what differs: then its cache earns no credit."""
+    in_flight: int = 0
+    prefill_rate: float = 10_000.0
+    load_tokens: float | None = None
+    """As last reported; None while unknown."""
+    digest: _Digest = field(default_factory=_Digest)
+
+    @property
+    def id(self) -> str:
+        """The replica's id."""
+        return self.record.replica_id
+
+    @property
+    def url(self) -> str:
+        """Base URL of its engine, without a trailing slash."""
+        return self.record.engine.http_url.rstrip("/")
+
+    @property
+    def ready(self) -> bool:
+        """Announced as ready, asked to run, and not found dead."""
+        return self.record.state == records_pb2.STATE_READY and self.reachable and not self.draining
+
+    @property
+    def draining(self) -> bool:
+        """Takes nothing new."""
+        return self.record.state == records_pb2.STATE_DRAINING or self.record.wanted == records_pb2.WANTED_DRAIN
+
+    @property
+    def refused(self) -> str:
+        """Why prefix routing is refused for it; empty where it is not."""
+        engine = self.record.engine
+        if self.parity not in (OK, PENDING):
+            return self.parity
+        if self.pool is not None and engine.tokenizer_sha256 != self.pool.tokenizer_sha256:
+            return TOKENIZER_MISMATCH
+        if self.pool is not None and engine.block_size != self.pool.block_size:
+            return BLOCK_SIZE_MISMATCH
+        return ""
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """The replicas that serve one model, with the core's view of them."""
+
+    model: str
+    fleet: core.Fleet
+    targets: dict[str, Target] = field(default_factory=dict)
+    tokenizer_sha256: str = ""
+    block_size: int = _DEFAULT_BLOCK_SIZE
+    max_model_len: int = 0
+    """Tokens, prompt plus output; 0 where unknown."""
+    adapters: frozenset[str] = frozenset()
+
+    def settle(self) -> None:
+        """Take what most replicas share as the pool's own, and announce each to the core accordingly."""
+        engines = [target.record.engine for target in self.targets.values()]
+        self.tokenizer_sha256 = _commonest(engine.tokenizer_sha256 for engine in engines) or ""
+        alike = [engine for engine in engines if engine.tokenizer_sha256 == self.tokenizer_sha256]
+        self.block_size = _commonest(engine.block_size for engine in alike) or _DEFAULT_BLOCK_SIZE
+        # The tightest: what it admits, all do.
+        self.max_model_len = min((engine.max_model_len for engine in engines if engine.max_model_len), default=0)
+        self.adapters = frozenset(name for engine in engines for name in engine.model_names[1:])
+        for target in self.targets.values():
+            self.announce(target)
+
+    def announce(self, target: Target) -> None:
+        """Tell the core how a replica stands now."""
+        engine = target.record.engine
+        # A block size of 0 matches no request: the core then credits nothing and routes it by load alone.
+        self.fleet.put(
+            core.Replica(
+                id=target.id,
+                block_size=0 if target.refused else engine.block_size,
+                prefill_rate=target.prefill_rate,
+                kv_blocks=engine.total_blocks,
+                role=_ROLES.get(target.record.role, core.Role.BOTH),
+                ready=target.ready,
+                draining=target.draining,
+                adapters=frozenset(engine.model_names[1:]),
+            )
+        )
+
+
+def _commonest(values: Iterable[_T]) -> _T | None:
+    counts = Counter(value for value in values if value)
+    return max(counts, key=lambda value: (counts[value], value), default=None)
+
+
+@dataclass(slots=True)
+class Source:
+    """A registry, as last heard."""
+
+    connected: bool = False
+    heard_at: float | None = None
+
+
+class View:
+    """All pools. Fed with registry events, each with the router's monotonic `now` in seconds."""
+
+    def __init__(self, routing: core.RoutingConfig, health: core.HealthConfig) -> None:
+        self._routing = routing
+        self._health = health
+        self.told = asyncio.Event()
+        """Set by the first snapshot: before that, this router knows nothing and says so."""
+        self.targets: dict[str, Target] = {}
+        self.pools: dict[str, Pool] = {}
+        self.sources: dict[str, Source] = {}
+        self._deployed: dict[str, str] = {}  # deployment → served model name
+
+    @property
+    def synced(self) -> bool:
+        """A first snapshot was seen."""
+        return self.told.is_set()
+
+    # --- what requests ask ---------------------------------------------------------------------------------
+
+    def resolve(self, model: str) -> tuple[Pool, str]:
+        """The pool that serves `model`, and the adapter's name where it is one.
+
+        Raises Unavailable while nothing is known or nothing is ready, NotFound for an unknown name.
+        """
+        if not self.synced:
+            raise Unavailable(
+                "this router has not heard a registry yet; try again in a moment",
+                reason="NOT_READY",
+                retry_after_s=1.0,
+            )
+        pool = self.pools.get(model)
+        if pool is not None:
+            return pool, ""
+        for pool in self.pools.values():
+            if model in pool.adapters:
+                return pool, model
+        if model in self._deployed.values():
+            raise Unavailable(
+                f"model {model!r} is deployed, but none of its replicas has become ready yet; try again later",
+                reason="NO_REPLICA",
+                retry_after_s=5.0,
+            )
+        known = ", ".join(sorted(self.names())) or "none is deployed"
+        raise NotFound(f"The model `{model}` does not exist. Models served here: {known}", reason="MODEL_NOT_FOUND")
+
+    def names(self) -> list[str]:
+        """All names that can be asked for."""
+        return [*self.pools, *(name for pool in self.pools.values() for name in sorted(pool.adapters))]
+
+    # --- what registries tell ------------------------------------------------------------------------------
+
+    def records(
+        self,
+        upserts: registry_pb2.Records | None,
+        removals: registry_pb2.Removals | None = None,
+        *,
+        snapshot: bool = False,
+        whole: bool = False,
+    ) -> list[Target]:
+        """Take records that changed or went. Returns the replicas that are new or began a new epoch.
+
+        `snapshot` says that all there is has been told by now; `whole`, that `upserts` alone is all there is.
+        """
+        fresh: list[Target] = []
+        touched: set[Pool] = set()
+        for deployment in upserts.deployments if upserts is not None else ():
+            spec = deployment.spec
+            self._deployed[spec.name] = spec.served_model_name or spec.name
+        for record in upserts.replicas if upserts is not None else ():
+            target, renewed = self._put(record, touched)
+            if renewed:
+                fresh.append(target)
+        if removals is not None:
+            for name in removals.deployments:
+                self._deployed.pop(name, None)
+            for replica_id in removals.replicas:
+                self._remove(replica_id, touched)
+        if whole and upserts is not None:
+            told = {record.replica_id for record in upserts.replicas}
+            for replica_id in self.targets.keys() - told:
+                self._remove(replica_id, touched)
+        for pool in touched:
+            pool.settle()
+            if not pool.targets:
+                del self.pools[pool.model]
+        if snapshot:
+            self.told.set()
+        return fresh
+
+    def _put(self, record: records_pb2.Replica, touched: set[Pool]) -> tuple[Target, bool]:
+        target = self.targets.get(record.replica_id)
+        if target is None:
+            target = self.targets[record.replica_id] = Target(record)
+            renewed = True
+        else:
+            renewed = record.epoch != target.record.epoch or record.engine.http_url != target.record.engine.http_url
+            target.record = record
+        if renewed:
+            self._renew(target)
+        model = record.engine.model_names[0] if record.engine.model_names else ""
+        if target.pool is not None and target.pool.model != model:
+            self._leave(target, touched)
+        if model:
+            if target.pool is None:
+                target.pool = self.pools.get(model) or Pool(model, core.Fleet(self._routing, self._health))
+                self.pools[model] = target.pool
+                target.pool.targets[target.id] = target
+            touched.add(target.pool)
+        return target, renewed
+
+    def _renew(self, target: Target) -> None:
+        """A new life of the engine: all that was believed of the old one is void."""
+        target.parity = PENDING
+        target.reachable = True
+        target.load_tokens = None
+        if target.pool is not None:
+            fleet = target.pool.fleet
+            fleet.health.forget(target.id)
+            fleet.speculation.forget(target.id)
+            # Its digest may have come before its record.
+            if target.digest.epoch < target.record.epoch:
+                fleet.index.forget(target.id)
+
+    def _remove(self, replica_id: str, touched: set[Pool]) -> None:
+        target = self.targets.pop(replica_id, None)
+        if target is not None and target.pool is not None:
+            self._leave(target, touched)
+
+    def _leave(self, target: Target, touched: set[Pool]) -> None:
+        pool = target.pool
+        assert pool is not None  # noqa: S101 - the callers checked
+        pool.fleet.remove(target.id)
+        pool.targets.pop(target.id, None)
+        target.pool = None
+        touched.add(pool)
+
+    def load(self, loads: Iterable[registry_pb2.ReplicaLoad], now: float) -> None:
+        """Take load reports; one without figures changes nothing: unknown is not zero."""
+        for load in loads:
+            target = self.targets.get(load.replica_id)
+            if target is None or target.pool is None or load.epoch < target.record.epoch:
+                continue
+            if load.HasField("prefill_tokens_per_s") and load.prefill_tokens_per_s > 0:
+                target.prefill_rate = load.prefill_tokens_per_s
+                target.pool.announce(target)
+            if not load.HasField("queued_prefill_tokens"):
+                continue
+            target.load_tokens = load.queued_prefill_tokens + self._routing.kv_weight * load.active_tokens
+            target.pool.fleet.load.report(target.id, target.load_tokens, now - load.age_ms / 1000)
+
+    def digest(self, update: registry_pb2.DigestUpdate, now: float) -> core.Sync:
+        """Take a whole snapshot or the delta that follows. RESYNC: what is held is wrong, a snapshot is needed."""
+        target = self.targets.get(update.replica_id)
+        tier = _TIERS.get(update.tier)
+        if target is None or target.pool is None or tier is None:
+            return core.Sync.STALE
+        try:
+            added, removed = unpack_keys(update.added), unpack_keys(update.removed)
+        except InvalidRequest as error:
+            log.warning("view.digest_unreadable", replica=target.id, error=error.message)
+            return core.Sync.RESYNC
+        digest, fleet = target.digest, target.pool.fleet
+        if update.epoch < digest.epoch:
+            return core.Sync.STALE
+        if update.snapshot:
+            if update.epoch > digest.epoch:
+                target.digest = digest = _Digest(update.epoch, digest.sequence)
+            digest.counts[tier] = len(added)
+            digest.snapshots[tier] = (added, update.xor_digest)
+            digest.whole = set(digest.snapshots)
+            digest.sequence += 1
+            keys = {of: held for of, (held, _) in digest.snapshots.items()}
+            sums = {of: xor for of, (_, xor) in digest.snapshots.items()}
+            return fleet.snapshot(target.id, core.Snapshot(update.epoch, digest.sequence, keys, sums), now)
+        digest.snapshots = {}
+        digest.counts[tier] = update.count
+        digest.sequence += 1
+        sums = {tier: update.xor_digest} if tier in digest.whole else {}
+        delta = core.Delta(update.epoch, digest.sequence, {tier: added}, {tier: removed}, sums)
+        return fleet.delta(target.id, delta, now)
+
+    def source(self, endpoint: str, connected: bool, freshness: registry_pb2.Freshness | None, now: float) -> None:
+        """Note how a registry is. What it vouches for stays fresh, though nothing changed there."""
+        source = self.sources.setdefault(endpoint, Source())
+        source.connected = connected
+        if not connected or freshness is None:
+            return
+        source.heard_at = now
+        nodes = set(freshness.nodes)
+        for target in self.targets.values():
+            if target.record.node_id in nodes and target.pool is not None:
+                digest = target.digest
+                target.pool.fleet.index.heartbeat(target.id, digest.epoch, digest.sequence, now)
+
+    # --- what this router finds out itself -----------------------------------------------------------------
+
+    def reached(self, target: Target, reachable: bool) -> None:
+        """An engine answered, or refused to be connected to."""
+        if target.reachable is not reachable:
+            target.reachable = reachable
+            log.info("view.replica_reachable" if reachable else "view.replica_unreachable", replica=target.id)
+            if target.pool is not None:
+                target.pool.announce(target)
+
+    def proved(self, target: Target, parity: str) -> None:
+        """The parity probe has a verdict."""
+        target.parity = parity
+        if target.pool is not None:
+            target.pool.announce(target)
+            if target.refused:
+                log.error("view.prefix_routing_refused", replica=target.id, parity=parity)

@@ -1,0 +1,94 @@
+"""Feeds the view from the registries, and sees to what a change of the fleet entails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+import structlog
+
+from stoker.api.registry.v1 import registry_pb2
+from stoker.registry.client import DigestChanged, FleetWatch, LoadChanged, RecordsChanged, SourceChanged
+from stoker.registry.client.events import FleetEvent
+from stoker.router import core, metrics
+from stoker.router.view import View
+
+log = structlog.get_logger(__name__)
+
+_TOPICS = (
+    registry_pb2.TOPIC_DEPLOYMENTS,
+    registry_pb2.TOPIC_REPLICAS,
+    registry_pb2.TOPIC_LOAD,
+    registry_pb2.TOPIC_DIGESTS,
+)
+# A wrong digest costs a whole new watch; wrong ones that keep coming must not keep all registries busy.
+_RESYNC_PAUSE_S = 15.0
+
+
+class Watching:
+    """Runs until cancelled. `changed` is called after each change of records."""
+
+    def __init__(
+        self,
+        view: View,
+        registries: tuple[str, ...],
+        watcher: str,
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._view = view
+        self._registries = registries
+        self._watcher = watcher
+        self._changed = changed
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Watch; begin anew when a digest turns out wrong."""
+        while True:
+            async with FleetWatch(self._registries, _TOPICS, watcher=self._watcher) as watch:
+                await self._follow(watch)
+            metrics.RESYNCS.inc()
+
+    async def _follow(self, watch: FleetWatch) -> None:
+        """Apply events; returns when all must be told anew."""
+        first = True
+        may_resync_at = self._clock() + _RESYNC_PAUSE_S
+        wrong = False
+        async with contextlib.aclosing(watch.events()) as events:  # type: ignore[type-var]
+            async for event in events:
+                wrong = self._apply(event, whole=first) or wrong
+                if isinstance(event, RecordsChanged) and event.snapshot:
+                    first = False
+                if wrong and self._clock() >= may_resync_at:
+                    return
+
+    def _apply(self, event: FleetEvent, *, whole: bool) -> bool:
+        """Take one event; True when a digest is wrong."""
+        now = self._clock()
+        match event:
+            case RecordsChanged(upserts, removals, snapshot):
+                self._view.records(upserts, removals, snapshot=snapshot, whole=snapshot and whole)
+                self._changed()
+            case LoadChanged(loads):
+                self._view.load(loads, now)
+            case DigestChanged(update):
+                if self._view.digest(update, now) is core.Sync.RESYNC:
+                    log.error("view.digest_wrong", replica=update.replica_id, sequence=update.sequence)
+                    return True
+            case SourceChanged(endpoint, connected, freshness):
+                self._view.source(endpoint, connected, freshness, now)
+                metrics.REGISTRIES.set(sum(source.connected for source in self._view.sources.values()))
+        return False
+
+
+async def every(seconds: float, *actions: Callable[[], None]) -> None:
+    """Call each action every so many seconds; one that fails is logged and called again."""
+    while True:
+        await asyncio.sleep(seconds)
+        for action in actions:
+            try:
+                action()
+            except Exception:
+                log.exception("router.periodic_failed")
