@@ -1,0 +1,75 @@
+"""Where the services are: flags, then environment, then the local stack that runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from stoker.common.errors import Code, InvalidRequest, StokerError
+from stoker.local.stack import LocalStack
+from stoker.local.state import Home, StackState
+
+RegistryOption = Annotated[
+    str,
+    typer.Option(
+        "--registry",
+        envvar="STOKER_REGISTRY",
+        help="Registries, host:port, several with commas. Default: the local stack's.",
+        show_default=False,
+    ),
+]
+RouterOption = Annotated[
+    str,
+    typer.Option(
+        "--router",
+        envvar="STOKER_ROUTER",
+        help="Router's gRPC address, host:port. Default: the local stack's.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Resolved addresses, host:port each."""
+
+    registries: tuple[str, ...]
+    routers: tuple[str, ...]
+    local: StackState | None = None
+
+    @classmethod
+    def find(cls, registry: str = "", router: str = "") -> Addresses:
+        """From what the user named, and the local stack for the rest."""
+        local = None if registry and router else LocalStack(Home.default()).state()
+        registries = _split("--registry", registry) or (local.endpoints.registry if local else ())
+        routers = _split("--router", router) or (local.endpoints.router if local and not registry else ())
+        return cls(registries, routers, None if registry else local)
+
+    def require_registries(self) -> tuple[str, ...]:
+        """The registries. Raises StokerError when none is known."""
+        return self._require(self.registries, "registry", "--registry", "STOKER_REGISTRY")
+
+    def require_routers(self) -> tuple[str, ...]:
+        """The routers. Raises StokerError when none is known."""
+        return self._require(self.routers, "router", "--router", "STOKER_ROUTER")
+
+    @staticmethod
+    def _require(found: tuple[str, ...], what: str, flag: str, variable: str) -> tuple[str, ...]:
+        if not found:
+            raise StokerError(
+                f"no {what} is known: no local stack runs, and neither {flag} nor {variable} names one",
+                reason="NO_ADDRESS",
+                code=Code.UNAVAILABLE,
+            )
+        return found
+
+
+def _split(flag: str, text: str) -> tuple[str, ...]:
+    targets = tuple(part.strip() for part in text.split(",") if part.strip())
+    for target in targets:
+        host, _, port = target.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InvalidRequest.field(flag, f"{target!r} must be host:port, for example 127.0.0.1:7310")
+    return targets

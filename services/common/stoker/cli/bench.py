@@ -1,0 +1,142 @@
+"""`stoker bench`: measurements that anyone can repeat."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from stoker.bench import routing
+from stoker.bench.stats import RunFigures
+from stoker.cli.addresses import Addresses
+from stoker.cli.demo import bench_of, cells
+from stoker.cli.fleet import Registries, settled
+from stoker.cli.loop import run
+from stoker.cli.output import Format, FormatOption, Output
+from stoker.cli.serving import EngineChoice, temporary
+from stoker.common.errors import Conflict, InvalidRequest, StokerError
+from stoker.local.deployment import LocalDeployment, has_gpu
+from stoker.local.plan import StackSpec
+from stoker.local.state import Home
+
+app = typer.Typer(help="Measure; each run starts a stack of its own unless told otherwise.", no_args_is_help=True)
+
+
+class Workload(StrEnum):
+    """What is asked."""
+
+    SHARED = "shared"
+    CHAT = "chat"
+    UNIQUE = "unique"
+
+
+class Policy(StrEnum):
+    """Who routes."""
+
+    STOKER = "stoker"
+    ROUND_ROBIN = "round_robin"
+
+
+class ApiChoice(StrEnum):
+    """How the clients ask."""
+
+    HTTP = "http"
+    GRPC = "grpc"
+    MIXED = "mixed"
+
+
+@app.command(
+    "routing",
+    epilog="Example: stoker bench routing --engine sim --workload chat --policy stoker --policy round_robin -o json",
+)
+def bench_routing(
+    engine: Annotated[EngineChoice, typer.Option("--engine", help="vllm, or sim to simulate it.")] = EngineChoice.SIM,
+    replicas: Annotated[int, typer.Option("--replicas", min=1, max=64, help="Replicas of the model.")] = 3,
+    workload: Annotated[Workload, typer.Option("--workload", help="What is asked.")] = Workload.SHARED,
+    policy: Annotated[
+        list[Policy] | None, typer.Option("--policy", help="Once per policy to compare. Default: both.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the workload.")] = 0,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="Rounds; medians are shown.")] = 1,
+    requests: Annotated[int, typer.Option("--requests", min=0, help="Requests a run; 0 for all of them.")] = 0,
+    clients: Annotated[int, typer.Option("--clients", min=1, max=1024, help="Clients at once.")] = 6,
+    api: Annotated[ApiChoice, typer.Option("--api", help="How the clients ask.")] = ApiChoice.HTTP,
+    routers: Annotated[int, typer.Option("--routers", min=1, max=16, help="Routers; clients use all.")] = 1,
+    model: Annotated[str, typer.Option("--model", help="Model directory or hub id. Default: a tiny one.")] = "",
+    stack: Annotated[
+        str, typer.Option("--stack", help="Measure on the running local stack: name of the deployment.")
+    ] = "",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Run one workload under several routing policies, interleaved on one stack in one run.
+
+    Hit rates are the engines' own prefix-cache counters. No run shares a KV block with another.
+    """
+    out = Output(output)
+    policies = list(dict.fromkeys(p.value for p in policy or list(Policy)))
+    spec = StackSpec(engine.value, nodes=replicas, routers=routers, fixed_ports=False, policy_header=True)
+    deployment = LocalDeployment(engine.value, replicas, model, on_gpu=has_gpu(), pressure=True)
+
+    @asynccontextmanager
+    async def prepared(say: routing.Say) -> AsyncIterator[routing.Bench]:
+        if stack:
+            yield replace(await _on_running(stack), clients=clients, api=api.value, requests=requests)
+            return
+        async with temporary(spec, deployment, Home.default().path / "bench", say) as serving:
+            yield bench_of(serving, api=api.value, requests=requests, clients=clients)
+
+    async def work() -> list[RunFigures]:
+        with out.progress() as progress:
+            async with prepared(progress.say) as bench:
+                await routing.wait_routed(bench, progress.say)
+                await routing.warm_up(bench, seed=seed, say=progress.say)
+                return await routing.measure(
+                    bench, workload.value, policies, seed=seed, rounds=rounds, say=progress.say
+                )
+
+    results = run(work())
+    about = {
+        "engine": "running stack" if stack else engine.value,
+        "replicas": replicas,
+        "workload": workload.value,
+        "api": api.value,
+        "routers": routers,
+        "clients": clients,
+        "rounds": rounds,
+        "seed": seed,
+    }
+    out.result([{**asdict(f), **about} for f in results], _table(results))
+    if any(f.errors for f in results):
+        out.note("[yellow]some requests failed; the figures count the others[/]")
+    if all(f.errors == f.requests for f in results):
+        raise StokerError("no request succeeded", reason="BENCH_FAILED")
+
+
+def _table(results: list[RunFigures]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("routed by")
+    for column in ("hit rate", "TTFT p50", "TTFT p99", "requests/s", "errors"):
+        table.add_column(column, justify="right")
+    for f in results:
+        table.add_row(*cells(f))
+    return table
+
+
+async def _on_running(name: str) -> routing.Bench:
+    addresses = Addresses.find()
+    if addresses.local is None:
+        raise InvalidRequest.field("--stack", "no local stack runs; start one with `stoker up`, or leave --stack out")
+    endpoints = addresses.local.endpoints
+    async with Registries(endpoints.registry) as registries:
+        fleet = await registries.fleet()
+    if not settled(fleet, name):
+        raise Conflict(f"deployment {name!r} is not there with all its replicas ready; see `stoker status`")
+    urls = tuple(r.engine.http_url for r in fleet.replicas(name))
+    deployment = fleet.deployment(name)
+    served = (deployment.spec.served_model_name if deployment is not None else "") or name
+    return routing.Bench(model=served, routers=endpoints.router, http=endpoints.http, engines=urls)

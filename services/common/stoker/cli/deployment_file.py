@@ -1,0 +1,142 @@
+"""Deployment files: YAML in, DeploymentSpec out, every mistake told with its line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from stoker.api.common.v1 import common_pb2
+from stoker.common.errors import Code, StokerError
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_ENGINES = ("vllm", "sim")
+_MAX_BYTES = 1 << 20
+_INTEGERS = {FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_INT32}
+
+
+class _Reader:
+    """Turns YAML nodes into values and gathers what is wrong on the way."""
+
+    def __init__(self) -> None:
+        self.mistakes: list[tuple[int, str]] = []
+
+    def wrong(self, node: yaml.Node, what: str) -> None:
+        self.mistakes.append((node.start_mark.line + 1, what))
+
+    def message(self, node: yaml.Node, descriptor: Descriptor) -> dict[str, Any]:
+        """A mapping, as the fields of a message."""
+        if not isinstance(node, yaml.MappingNode):
+            self.wrong(node, "expected a mapping of settings, `key: value` on each line")
+            return {}
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            field = descriptor.fields_by_name.get(key)
+            if field is None:
+                near = difflib.get_close_matches(key, list(descriptor.fields_by_name), n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(descriptor.fields_by_name)}"
+                self.wrong(key_node, f"{key}: no such setting; {hint}")
+            elif key in values:
+                self.wrong(key_node, f"{key}: given twice")
+            else:
+                values[key] = self.field(value_node, field)
+        return {key: value for key, value in values.items() if value is not None}
+
+    def field(self, node: yaml.Node, field: FieldDescriptor) -> Any:
+        """The value of one field, None if it is wrong."""
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            return self.text_map(node, field.name)
+        if not field.is_repeated:
+            return self.single(node, field)
+        if not isinstance(node, yaml.SequenceNode):
+            self.wrong(node, f"{field.name}: expected a list")
+            return None
+        items = [self.single(item, field) for item in node.value]
+        return None if any(item is None for item in items) else items
+
+    def single(self, node: yaml.Node, field: FieldDescriptor) -> Any:
+        if field.message_type is not None:
+            return self.message(node, field.message_type)
+        if not isinstance(node, yaml.ScalarNode):
+            self.wrong(node, f"{field.name}: expected a single value")
+            return None
+        if field.enum_type is not None:
+            return self.enum(node, field)
+        if field.cpp_type in _INTEGERS:
+            return self.integer(node, field.name)
+        return node.value
+
+    def enum(self, node: yaml.ScalarNode, field: FieldDescriptor) -> int | None:
+        assert field.enum_type is not None  # noqa: S101 - the caller looked
+        prefix = f"{field.enum_type.name.upper()}_"
+        names = {v.name.removeprefix(prefix).lower(): v.number for v in field.enum_type.values if v.number}
+        if node.value.lower() not in names:
+            self.wrong(node, f"{field.name}: {node.value!r} is none of {', '.join(names)}")
+        return names.get(node.value.lower())
+
+    def integer(self, node: yaml.ScalarNode, name: str) -> int | None:
+        if not node.value.isascii() or not node.value.isdigit() or int(node.value) >= 2**32:
+            self.wrong(node, f"{name}: {node.value!r} is no whole number from 0 to {2**32 - 1}")
+            return None
+        return int(node.value)
+
+    def text_map(self, node: yaml.Node, name: str) -> dict[str, str] | None:
+        if not isinstance(node, yaml.MappingNode) or not all(isinstance(v, yaml.ScalarNode) for _, v in node.value):
+            self.wrong(node, f"{name}: expected a mapping of texts")
+            return None
+        return {str(key.value): str(value.value) for key, value in node.value}
+
+
+def read(path: Path) -> common_pb2.DeploymentSpec:
+    """The deployment in a file. Raises StokerError naming the file and every line at fault."""
+    try:
+        size = path.stat().st_size
+        text = path.read_text(encoding="utf-8") if size <= _MAX_BYTES else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no UTF-8 text'}") from error
+    if text is None:
+        raise _bad(f"{path} has {size} bytes; a deployment file has at most {_MAX_BYTES}")
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> common_pb2.DeploymentSpec:
+    """The deployment in a text; `source` names it in errors."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise _bad(f"{source}:{line}: no valid YAML: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise _bad(f"{source}: no valid YAML: {error}") from error
+    if node is None:
+        raise _bad(f"{source} is empty; it needs at least name, model, engine and replicas")
+    reader = _Reader()
+    values = reader.message(node, common_pb2.DeploymentSpec.DESCRIPTOR)
+    if not reader.mistakes:
+        _check(reader, node, values)
+    if reader.mistakes:
+        raise _bad("\n".join(f"{source}:{line}: {what}" for line, what in sorted(reader.mistakes)))
+    return common_pb2.DeploymentSpec(**values)
+
+
+def _check(reader: _Reader, root: yaml.Node, values: dict[str, Any]) -> None:
+    at = {str(key.value): value for key, value in root.value}
+    for required in ("name", "model", "engine"):
+        if not values.get(required):
+            reader.wrong(at.get(required, root), f"{required}: missing; it must be given")
+    name = values.get("name", "")
+    if name and not _NAME.fullmatch(name):
+        reader.wrong(at["name"], f"name: {name!r} must be a-z, 0-9 and inner hyphens, at most 63 characters")
+    engine = values.get("engine")
+    if engine and engine not in _ENGINES:
+        reader.wrong(at["engine"], f"engine: {engine!r} is none of {', '.join(_ENGINES)}")
+    values.setdefault("replicas", 1)
+
+
+def _bad(message: str) -> StokerError:
+    return StokerError(message, reason="BAD_FILE", code=Code.INVALID_ARGUMENT)

@@ -1,0 +1,198 @@
+"""Verbs about the fleet: status, deploy, scale, drain, logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import grpc
+import typer
+
+from stoker.api.node.v1 import node_pb2, node_pb2_grpc
+from stoker.cli import deployment_file, report
+from stoker.cli.addresses import Addresses, RegistryOption
+from stoker.cli.fleet import Registries, explained, wait_settled
+from stoker.cli.loop import run
+from stoker.cli.output import Format, FormatOption, Output
+from stoker.common import rpc
+from stoker.common.errors import InvalidRequest, NotFound
+
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is so.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=1, max=86_400, help="Longest wait, in seconds.")]
+
+drain = typer.Typer(help="Take a node or a replica out of service without losing a request.", no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verbs."""
+    app.command(epilog="Example: stoker status -o json | jq '.replicas[].state'")(status)
+    app.command(epilog="Example: stoker deploy -f examples/tiny-sim.yaml")(deploy)
+    app.command(epilog="Example: stoker scale tiny 5")(scale)
+    app.command(epilog="Example: stoker logs tiny-0 --follow")(logs)
+    app.add_typer(drain, name="drain")
+
+
+def status(
+    deployment: Annotated[str, typer.Argument(help="Only this deployment.", show_default=False)] = "",
+    registry: RegistryOption = "",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show nodes, deployments, replicas with load and hit rate, leaders, and how fresh all this is."""
+    addresses = Addresses.find(registry)
+    out = Output(output)
+
+    async def work() -> None:
+        async with Registries(addresses.require_registries()) as registries:
+            fleet = await registries.fleet()
+        if deployment and fleet.deployment(deployment) is None:
+            raise NotFound(f"deployment {deployment!r} does not exist")
+        value = report.as_json(fleet, addresses.local, deployment)
+        out.result(value, *report.as_tables(value))
+
+    run(work())
+
+
+def deploy(
+    file: Annotated[Path, typer.Option("-f", "--file", help="YAML file with a deployment; see examples/.")],
+    wait: WaitOption = True,
+    timeout: TimeoutOption = 900.0,
+    registry: RegistryOption = "",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Create or change a deployment from a YAML file."""
+    spec = deployment_file.read(file)
+    endpoints = Addresses.find(registry).require_registries()
+    out = Output(output)
+
+    async def work() -> None:
+        async with Registries(endpoints) as registries:
+            deployment = await registries.client.put_deployment(spec)
+            if wait:
+                with out.progress() as progress:
+                    await wait_settled(registries, spec.name, timeout_s=timeout, say=progress.say)
+        value = {
+            "deployment": spec.name,
+            "generation": deployment.generation,
+            "replicas": spec.replicas,
+            "ready": wait,
+        }
+        ready = f"{spec.replicas} ready" if wait else f"{spec.replicas} wanted; follow with `stoker status`"
+        out.result(value, f"{spec.name}: generation {deployment.generation}, {ready}")
+
+    run(work())
+
+
+def scale(
+    deployment: Annotated[str, typer.Argument(help="The deployment.")],
+    replicas: Annotated[int, typer.Argument(min=0, max=10_000, help="Replicas wanted.")],
+    wait: WaitOption = True,
+    timeout: TimeoutOption = 900.0,
+    registry: RegistryOption = "",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Change how many replicas a deployment has."""
+    endpoints = Addresses.find(registry).require_registries()
+    out = Output(output)
+
+    async def work() -> None:
+        async with Registries(endpoints) as registries:
+            answer = await registries.client.scale_deployment(deployment, replicas)
+            if wait:
+                with out.progress() as progress:
+                    await wait_settled(registries, deployment, timeout_s=timeout, say=progress.say)
+        value = {"deployment": deployment, "previous": answer.previous_replicas, "replicas": replicas, "ready": wait}
+        done = "" if wait else "; follow with `stoker status`"
+        out.result(value, f"{deployment}: from {answer.previous_replicas} to {replicas} replicas{done}")
+
+    run(work())
+
+
+@drain.command("node", epilog="Example: stoker drain node node-2")
+def drain_node(
+    name: Annotated[str, typer.Argument(help="The node.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Make it usable again.")] = False,
+    registry: RegistryOption = "",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Place nothing new on a node and move its replicas away, or undo that."""
+    endpoints = Addresses.find(registry).require_registries()
+    out = Output(output)
+
+    async def work() -> None:
+        async with Registries(endpoints) as registries:
+            leaving = list(await registries.client.drain_node(name, undo=undo))
+        value = {"node": name, "draining": not undo, "replicas": leaving}
+        leave = f"; leaving: {', '.join(leaving)}" if leaving else ""
+        out.result(value, f"{name}: {'usable again' if undo else 'draining'}{leave}")
+
+    run(work())
+
+
+@drain.command("replica", epilog="Example: stoker drain replica tiny-1")
+def drain_replica(
+    name: Annotated[str, typer.Argument(help="The replica.")],
+    registry: RegistryOption = "",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Let a replica finish its requests and stop; it is replaced where the count demands."""
+    endpoints = Addresses.find(registry).require_registries()
+    out = Output(output)
+
+    async def work() -> None:
+        async with Registries(endpoints) as registries:
+            await registries.client.drain_replica(name)
+        out.result({"replica": name, "draining": True}, f"{name}: draining; follow with `stoker status`")
+
+    run(work())
+
+
+def logs(
+    replica: Annotated[str, typer.Argument(help="The replica.")],
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is written later.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1, max=10_000, help="Lines from the end.")] = 100,
+    registry: RegistryOption = "",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show the last lines of a replica's engine log."""
+    endpoints = Addresses.find(registry).require_registries()
+    out = Output(output)
+    if follow and out.is_json:
+        raise InvalidRequest.field("--follow", "cannot be combined with -o json: a JSON document must end")
+
+    async def work() -> None:
+        async with Registries(endpoints) as registries:
+            fleet = await registries.fleet()
+        found = next((r for r in fleet.records.replicas if r.replica_id == replica), None)
+        if found is None:
+            known = ", ".join(sorted(r.replica_id for r in fleet.records.replicas)) or "none"
+            raise NotFound(f"replica {replica!r} does not exist; known: {known}")
+        if not found.agent_endpoint:
+            raise NotFound(f"replica {replica!r} is on no node yet, so it has no log")
+        gathered: list[str] = []
+        async for line in tail(found.agent_endpoint, replica, lines, follow=follow):
+            if out.is_json:
+                gathered.append(line)
+            else:
+                typer.echo(line)
+        if out.is_json:
+            out.result({"replica": replica, "lines": gathered})
+
+    run(work())
+
+
+async def tail(endpoint: str, replica: str, lines: int, *, follow: bool) -> AsyncIterator[str]:
+    """Yield log lines from the agent at `endpoint`."""
+    async with rpc.channel(endpoint) as channel:
+        request = node_pb2.TailLogRequest(replica_id=replica, lines=lines, follow=follow)
+        call = node_pb2_grpc.NodeServiceStub(channel).TailLog(request, timeout=None if follow else 10.0)
+        try:
+            async for answer in call:
+                for line in answer.lines:
+                    yield line
+        except grpc.RpcError as failure:
+            raise explained(endpoint, failure) from failure
+        except asyncio.CancelledError:
+            call.cancel()
+            raise

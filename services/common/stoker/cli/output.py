@@ -1,0 +1,96 @@
+"""How a verb speaks: results on stdout, everything else on stderr.
+
+With `-o json` stdout holds one JSON document and nothing more. Colours and moving progress appear on a
+terminal only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.status import Status
+
+
+class Format(StrEnum):
+    """Form of a verb's result."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+FormatOption = Annotated[
+    Format, typer.Option("-o", "--output", help="Form of the result: text for people, json for programs.")
+]
+
+_PLAIN_EVERY_S = 10.0
+"""Without a terminal, an unchanged progress line is repeated this often, so that a log shows life."""
+
+
+class Progress:
+    """One line that says what is being waited for."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = time.monotonic()
+        self._last, self._last_at = "", 0.0
+        self._status: Status | None = None
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._status = self._console.status("starting")
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def say(self, text: str) -> None:
+        """Show `text` as the present state; repeats are cheap."""
+        now = time.monotonic()
+        if self._status is not None:
+            self._status.update(f"{text} [dim]({now - self._began:.0f} s)[/dim]")
+        elif text != self._last or now - self._last_at > _PLAIN_EVERY_S:
+            self._last, self._last_at = text, now
+            self._console.print(f"[{now - self._began:5.1f} s] {text}", markup=False, highlight=False)
+
+
+class Output:
+    """Where one verb writes."""
+
+    def __init__(self, form: Format) -> None:
+        self.form = form
+        self._out = Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+        self._err = Console(file=sys.stderr, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+    @property
+    def is_json(self) -> bool:
+        """Whether a program reads the result."""
+        return self.form is Format.JSON
+
+    def result(self, value: Any, *shown: RenderableType) -> None:
+        """The result: `value` as JSON, or `shown` for people."""
+        if self.is_json:
+            sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+            return
+        for item in shown:
+            self._out.print(item)
+
+    def note(self, text: str) -> None:
+        """A remark on stderr."""
+        self._err.print(text)
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """A line on stderr for the length of a wait."""
+        with Progress(self._err) as progress:
+            yield progress

