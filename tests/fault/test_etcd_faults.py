@@ -242,7 +242,8 @@ async def test_a_store_replaced_by_a_younger_one(etcd_alone: EtcdServer) -> None
             assert "/r/old" in deleted
 
 
-async def test_the_leader_dies_under_writers_and_watchers(etcd_cluster: EtcdCluster) -> None:
+@pytest.mark.parametrize("hurt", ["kill", "freeze"])
+async def test_the_leader_is_lost_under_writers_and_watchers(etcd_cluster: EtcdCluster, hurt: str) -> None:
     async with (
         EtcdClient(etcd_cluster.endpoints) as client,
         EtcdClient(etcd_cluster.endpoints) as other,
@@ -257,11 +258,13 @@ async def test_the_leader_dies_under_writers_and_watchers(etcd_cluster: EtcdClus
             for n, who in enumerate((client, other, client))
         ]
         await asyncio.gather(*(more(each, 30) for each in pauses))
-        dead = await leader(etcd_cluster)
-        dead.kill()
+        lost = await leader(etcd_cluster)
+        lost_at = asyncio.get_running_loop().time()
+        lost.kill() if hurt == "kill" else lost.freeze()
         await asyncio.gather(*(more(each, 100) for each in pauses))
-        dead.start(wait=False)
-        await asyncio.sleep(2)
+        lost.start(wait=False) if hurt == "kill" else lost.thaw()
+        # Until the lease would be gone, had it not been renewed since.
+        await asyncio.sleep(lost_at + lease.ttl_s + 1 - asyncio.get_running_loop().time())
         stop.set()
         counts = await asyncio.gather(*writers)
         for view in views:
