@@ -75,13 +75,15 @@ class Tokenizer:
         try:
             return self._template.render(
                 messages=[_plain(message) for message in messages],
-                tools=list(tools) if tools else None,
+                tools=[_tool(tool) for tool in tools] if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special,
                 **variables,
             )
         except jinja2.TemplateError as error:
             raise TemplateError(str(error)) from error
+        except KeyError as error:
+            raise TemplateError(f"A tool has no {error}.") from error
 
 
 def _compile(source: str) -> jinja2.Template:
@@ -106,6 +108,16 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     if calls := plain.get("tool_calls"):
         plain["tool_calls"] = [_call(call) for call in calls]
     return plain
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """As vLLM hands tools to templates: known fields only, in its own order, absent ones null."""
+    function = tool["function"]
+    shown = {name: function.get(name) for name in ("name", "description", "parameters")}
+    for optional in ("strict", "defer_loading"):
+        if function.get(optional) is not None:
+            shown[optional] = function[optional]
+    return {"type": tool.get("type", "function"), "function": shown}
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def render(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
         raise request.missing("messages")
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
         raise ApiError("messages must be an array of objects.", param="messages")
-    tools = None if body.get("tool_choice") == "none" else body.get("tools")
+    tools = body.get("tools")  # shown to the model even with `tool_choice` "none", as vLLM does
     try:
         prompt = tokenizer.render(
             messages,
