@@ -1,0 +1,106 @@
+"""Deployment files: what is accepted, and how mistakes are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.api.common.v1 import common_pb2
+from stoker.cli import deployment_file
+from stoker.common.errors import Code, StokerError
+
+GOOD = """\
+name: llama
+model: /models/llama
+engine: vllm
+replicas: 3
+engine_args: [--max-model-len, 8192]
+env: {OMP_NUM_THREADS: 1}
+role: prefill
+node_selector:
+  rack: a1
+lora_adapters:
+  - {name: sql, path: /adapters/sql}
+"""
+
+
+def mistakes(text: str) -> list[str]:
+    with pytest.raises(StokerError) as raised:
+        deployment_file.parse(text, "d.yaml")
+    assert raised.value.reason == "BAD_FILE"
+    assert raised.value.code is Code.INVALID_ARGUMENT
+    return raised.value.message.splitlines()
+
+
+def test_every_kind_of_field_is_read() -> None:
+    spec = deployment_file.parse(GOOD, "d.yaml")
+    assert spec == common_pb2.DeploymentSpec(
+        name="llama",
+        model="/models/llama",
+        engine="vllm",
+        replicas=3,
+        engine_args=["--max-model-len", "8192"],
+        env={"OMP_NUM_THREADS": "1"},
+        role=common_pb2.ROLE_PREFILL,
+        node_selector={"rack": "a1"},
+        lora_adapters=[common_pb2.LoraAdapter(name="sql", path="/adapters/sql")],
+    )
+
+
+def test_one_replica_where_the_file_does_not_say() -> None:
+    assert deployment_file.parse("{name: a, model: m, engine: sim}", "d.yaml").replicas == 1
+
+
+def test_all_mistakes_are_told_with_their_lines() -> None:
+    assert mistakes("name: a\nmodle: x\nreplicas: -1\nenv: 3\nrole: boss\nengine_args: -v\n") == [
+        "d.yaml:2: modle: no such setting; did you mean model?",
+        "d.yaml:3: replicas: '-1' is no whole number from 0 to 4294967295",
+        "d.yaml:4: env: expected a mapping of texts",
+        "d.yaml:5: role: 'boss' is none of both, prefill, decode",
+        "d.yaml:6: engine_args: expected a list",
+    ]
+
+
+def test_mistakes_inside_lists_are_told_with_their_lines() -> None:
+    text = GOOD.replace("{name: sql, path: /adapters/sql}", "{name: sql, paht: x}")
+    assert mistakes(text) == ["d.yaml:11: paht: no such setting; did you mean path?"]
+
+
+def test_what_is_missing_or_malformed_is_told() -> None:
+    assert mistakes("name: Not_Good\nengine: tgi\n") == [
+        "d.yaml:1: model: missing; it must be given",
+        "d.yaml:1: name: 'Not_Good' must be a-z, 0-9 and inner hyphens, at most 63 characters",
+        "d.yaml:2: engine: 'tgi' is none of vllm, sim",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "d.yaml is empty; it needs at least name, model, engine and replicas"),
+        ("- a\n- b\n", "d.yaml:1: expected a mapping of settings, `key: value` on each line"),
+        ("name: a\nname: b\nmodel: m\nengine: sim\n", "d.yaml:2: name: given twice"),
+        ("name: a\n\tmodel: b\n", "d.yaml:2: no valid YAML: found character '\\t' that cannot start any token"),
+        ("name: [a\n", "d.yaml:2: no valid YAML: expected ',' or ']', but got '<stream end>'"),
+    ],
+)
+def test_what_is_no_deployment_is_refused(text: str, told: str) -> None:
+    assert mistakes(text) == [told]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StokerError, match=r"cannot read .*/none\.yaml: No such file"):
+        deployment_file.read(tmp_path / "none.yaml")
+
+
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "d.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(StokerError, match=r"it is no UTF-8 text"):
+        deployment_file.read(tmp_path / "d.yaml")
+
+
+def test_an_absurdly_large_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "d.yaml").write_text("#" * (1 << 20) + "#")
+    with pytest.raises(StokerError, match=r"at most 1048576"):
+        deployment_file.read(tmp_path / "d.yaml")

@@ -1,0 +1,128 @@
+"""The command line as a script sees it: exit statuses, and who writes where."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from stoker.cli import fleet_verbs, main
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No stack of the developer's, no logging set up for the tests that follow."""
+    monkeypatch.setattr(main.logs, "setup", lambda *_: None)
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    for name in ("STOKER_REGISTRY", "STOKER_ROUTER"):
+        monkeypatch.delenv(name, raising=False)
+    with capture_logs():
+        yield
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["stoker", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+VERBS = (
+    *("up", "down", "demo", "status", "deploy", "scale", "logs", "explain", "doctor"),
+    *("drain node", "drain replica", "bench routing"),
+)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_shows_an_example_and_has_json(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *verb.split(), "--help") == 0
+    shown = capsys.readouterr().out
+    assert f"Example: stoker {verb}" in " ".join(shown.split())
+    assert "--output" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (["statsu"], 2, "Did you mean 'status'?"),
+        (["scale", "x"], 2, "Missing argument"),
+        (["scale", "x", "-1"], 2, "No such option"),
+        (["up", "--replicas", "0"], 2, "greater than or equal to 1"),
+        (["status"], 3, "no registry is known"),
+        (["explain", "hello"], 3, "no router is known"),
+        (["explain"], 2, "either a prompt or --request-id"),
+        (["status", "--registry", "nonsense"], 2, "must be host:port"),
+        (["status", "--registry", "127.0.0.1:1"], 3, "nothing answers at 127.0.0.1:1"),
+        (["deploy", "-f", "/nonexistent.yaml"], 2, "cannot read /nonexistent.yaml"),
+        (["logs", "x", "-f", "-o", "json", "--registry", "127.0.0.1:1"], 2, "cannot be combined"),
+        (["bench", "routing", "--stack", "tiny"], 2, "no local stack runs"),
+    ],
+)
+def test_failures_have_their_status_and_say_what_next(
+    arguments: list[str],
+    status: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, *arguments) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert told in captured.err
+    assert "next:" in captured.err or '"next":' in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_a_failure_is_json_where_json_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "status", "-o", "json") == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    told = json.loads(captured.err)
+    assert told["exit_code"] == 3
+    assert told["error"]["reason"] == "NO_ADDRESS"
+
+
+def test_a_defect_shows_no_trace_but_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("cannot happen")
+
+    monkeypatch.setattr(fleet_verbs.Addresses, "find", broken)
+    assert run(monkeypatch, "status", "-o", "json") == 1
+    error = json.loads(capsys.readouterr().err)["error"]
+    assert error["message"] == "unexpected RuntimeError: cannot happen"
+    kept = Path(error["next"].split()[-1])
+    assert "Traceback" in kept.read_text()
+    kept.unlink()
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fleet_verbs.Addresses, "find", interrupted)
+    assert run(monkeypatch, "status") == 130
+
+
+def test_doctor_prints_one_json_document(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "doctor", "-o", "json") in (0, 1)
+    checks = json.loads(capsys.readouterr().out)
+    assert {"python", "vllm", "etcd", "ports", "disk", "memory", "gpu", "clock"} <= {c["name"] for c in checks}
+    assert all(c["fix"] for c in checks if c["status"] != "ok")
+
+
+def test_down_without_a_stack_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "down", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out) == {"ended": 0}
