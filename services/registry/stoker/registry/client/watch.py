@@ -37,7 +37,13 @@ class _Source:
     heard_at: float = float("-inf")
     freshness: registry_pb2.Freshness | None = None
     pieces: dict[Name, Record] = field(default_factory=dict)
-    revision: int = 0
+    upserts: dict[Name, Record] = field(default_factory=dict)
+    removals: dict[Name, None] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        """Half of a step is no step."""
+        self.connected = False
+        self.pieces, self.upserts, self.removals = {}, {}, {}
 
     def owns(self, node_id: str) -> bool:
         return self.connected and self.freshness is not None and node_id in self.freshness.nodes
@@ -146,7 +152,7 @@ class FleetWatch:
             except _Gap as error:
                 because = str(error)
             was_connected = source.connected
-            source.connected, source.pieces = False, {}
+            source.reset()
             self._digests.disconnected(source.endpoint)
             if was_connected:
                 log.warning("watch.lost", endpoint=source.endpoint, because=because)
@@ -183,20 +189,15 @@ class FleetWatch:
             case "snapshot":
                 source.pieces.update(records.unpack(message.snapshot))
             case "snapshot_end":
-                source.revision = message.snapshot_end.revision
-                change = self.view.snapshot(source.pieces, source.revision)
-                source.pieces, source.connected = {}, True
-                first = not self.synced.is_set()
-                self.synced.set()
-                log.info("watch.synced", endpoint=source.endpoint, revision=source.revision)
-                changed = [self._changed(change, snapshot=True)] if change or first else []
-                return [SourceChanged(source.endpoint, True, source.freshness), *changed]
+                return self._snapshot(source, message.snapshot_end.revision)
             case "upserts":
-                upserts = records.unpack(message.upserts)
-                return self._changes(self.view.delta(upserts, (), message.upserts.revision))
+                for name, record in records.unpack(message.upserts):
+                    source.removals.pop(name, None)
+                    source.upserts[name] = record
             case "removals":
-                names = records.unpack_removals(message.removals)
-                return self._changes(self.view.delta((), names, message.removals.revision))
+                for name in records.unpack_removals(message.removals):
+                    source.upserts.pop(name, None)
+                    source.removals[name] = None
             case "load":
                 loads = tuple(
                     load for load in message.load.loads if self._loads.offer(source.endpoint, load, self._owns)
@@ -208,13 +209,30 @@ class FleetWatch:
                     raise _Gap(f"digest of {update.replica_id} does not follow what is held")
                 return [DigestChanged(update)] if verdict is Verdict.TAKE else []
             case "freshness":
-                source.freshness = message.freshness
-                if source.connected:
-                    return [SourceChanged(source.endpoint, True, source.freshness)]
+                return self._freshness(source, message.freshness)
         return []
 
-    def _changes(self, change: Change) -> list[FleetEvent]:
-        return [self._changed(change, snapshot=False)] if change else []
+    def _snapshot(self, source: _Source, revision: int) -> list[FleetEvent]:
+        others = [s.freshness.revision for s in self._sources.values() if s.connected and s.freshness is not None]
+        if revision < self.view.revision and all(other < self.view.revision for other in others):
+            # Nobody knows the revision we had: etcd itself went back, restored or replaced.
+            log.warning("watch.history_went_back", endpoint=source.endpoint, ours=self.view.revision, now=revision)
+            self.view.rewind(revision)
+        change = self.view.snapshot(source.pieces, revision)
+        source.pieces, source.connected = {}, True
+        first = not self.synced.is_set()
+        self.synced.set()
+        log.info("watch.synced", endpoint=source.endpoint, revision=revision)
+        changed = [self._changed(change, snapshot=True)] if change or first else []
+        return [*changed, SourceChanged(source.endpoint, True, source.freshness)]
+
+    def _freshness(self, source: _Source, freshness: registry_pb2.Freshness) -> list[FleetEvent]:
+        """What came since the last one takes effect now, together."""
+        source.freshness = freshness
+        change = self.view.delta(source.upserts.items(), source.removals, freshness.revision)
+        source.upserts, source.removals = {}, {}
+        changed = [self._changed(change, snapshot=False)] if change else []
+        return [*changed, SourceChanged(source.endpoint, source.connected, freshness)]
 
     def _changed(self, change: Change, *, snapshot: bool) -> RecordsChanged:
         for kind, name in change.removals:

@@ -80,6 +80,10 @@ class FleetView:
             return Change()
         return self._apply(upserts, removals, revision)
 
+    def rewind(self, revision: int) -> None:
+        """etcd's history went back to `revision`: what comes from there on is newer than what is held."""
+        self.revision = revision
+
     def _apply(self, upserts: Iterable[tuple[Name, Record]], removals: Iterable[Name], revision: int) -> Change:
         self.revision = revision
         changed = []

@@ -1,0 +1,112 @@
+"""The registry, wired."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from stoker.api.registry.v1 import registry_pb2_grpc
+from stoker.common import metrics, rpc, service
+from stoker.common.errors import StokerError
+from stoker.etcd import EtcdClient, EtcdUnavailable, Tls
+from stoker.registry.config import EtcdConfig, RegistryConfig
+from stoker.registry.hub import Hub
+from stoker.registry.server import SERVICE, RegistryServicer
+from stoker.registry.store import FleetStore
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A running registry."""
+
+    hub: Hub
+    port: int
+    """Port of its gRPC server."""
+
+
+@asynccontextmanager
+async def running(config: RegistryConfig) -> AsyncIterator[Registry]:
+    """A registry for as long as the block runs; it serves as soon as it has read etcd."""
+    server = rpc.RpcServer.bind(config.listen, [SERVICE])
+    if not config.registry_id:
+        host = config.listen.rpartition(":")[0] or socket.gethostname()
+        config = dataclasses.replace(config, registry_id=f"{host}:{server.port}#{os.getpid()}")
+    etcd = EtcdClient(config.etcd.endpoints, tls=_tls(config.etcd), call_timeout_s=config.etcd.call_timeout_s)
+    hub = Hub(etcd, config)
+    store = FleetStore(etcd, config.membership.lease_ttl_s)
+    servicer = RegistryServicer(hub, store, config, random.Random())  # noqa: S311 - jitter
+    registry_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, server.server)
+    await server.start()
+    following = asyncio.create_task(_follow(etcd, hub, server), name="registry hub")
+    log.info("registry.started", registry=config.registry_id, port=server.port, etcd=config.etcd.endpoints)
+    try:
+        yield Registry(hub, server.port)
+    finally:
+        await server.set_serving(False)
+        hub.close_streams()
+        await server.stop(config.drain_s)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await etcd.close()
+
+
+async def serve(config: RegistryConfig, stop: asyncio.Event) -> None:
+    """Run until `stop` is set."""
+    with metrics.exposed(config.metrics_listen):
+        async with running(config):
+            await stop.wait()
+
+
+def main() -> None:
+    """Entry point of `stoker-registry`."""
+    service.main("stoker-registry", "Owns etcd, hears the agents, tells the fleet.", RegistryConfig, serve)
+
+
+async def _follow(etcd: EtcdClient, hub: Hub, server: rpc.RpcServer) -> None:
+    await _connect(etcd)
+
+    async def announce() -> None:
+        await hub.synced.wait()
+        await server.set_serving(True)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(hub.run())
+        group.create_task(announce())
+
+
+async def _connect(etcd: EtcdClient) -> None:
+    """Wait for etcd, however long: a registry started before its etcd is not an error."""
+    while True:
+        try:
+            return await etcd.connect()
+        except EtcdUnavailable as error:
+            log.warning("registry.waits_for_etcd", error=error.message)
+            await asyncio.sleep(0.5)
+
+
+def _tls(config: EtcdConfig) -> Tls | None:
+    if not config.ca:
+        return None
+    try:
+        return Tls.from_files(
+            Path(config.ca),
+            Path(config.certificate) if config.certificate else None,
+            Path(config.key) if config.key else None,
+        )
+    except OSError as error:
+        raise StokerError(f"etcd certificate: {error}; check the paths under `etcd`", reason="BAD_CONFIG") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""What the registry refuses, each bad field named with its fix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stoker.api.common.v1 import common_pb2
+from stoker.api.registry.v1 import records_pb2, registry_pb2
+from stoker.common.errors import FieldViolation, InvalidRequest
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_REPLICA = re.compile(r"[a-z0-9][a-z0-9-]{0,78}")
+_NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ENDPOINT = re.compile(r"\S+:\d{1,5}")
+
+MAX_LAST_ERROR_BYTES = 4096
+MAX_WRITES = 100
+"""Assignments, or desired counts, in one call: etcd takes 128 operations in a transaction."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of what may be asked for."""
+
+    engines: tuple[str, ...] = ("vllm", "sim")
+    replicas: int = 10_000
+    gang_size: int = 64
+    gpus_per_node: int = 64
+    record_bytes: int = 128 * 1024
+    members_per_node: int = 60
+    """Written in one transaction with the node, together with as many removals."""
+    keys_per_update: int = 1_000_000
+
+
+Violations = Iterator[FieldViolation]
+
+
+def require(violations: Iterable[FieldViolation]) -> None:
+    """Raises InvalidRequest that names every field at fault, if there is one."""
+    fields = tuple(violations)
+    if fields:
+        raise InvalidRequest("; ".join(f"{f.field}: {f.description}" for f in fields), fields=fields)
+
+
+def deployment(spec: common_pb2.DeploymentSpec, limits: Limits) -> Violations:
+    """What is wrong with a specification."""
+    yield from name("spec.name", spec.name)
+    if not spec.model.strip():
+        yield FieldViolation("spec.model", "is empty; give a path on the hosts or a Hugging Face id")
+    if spec.engine not in limits.engines:
+        yield FieldViolation("spec.engine", f"{spec.engine!r} is unknown; use one of {', '.join(limits.engines)}")
+    yield from _at_most("spec.replicas", spec.replicas, limits.replicas)
+    yield from _at_most("spec.gang_size", spec.gang_size, limits.gang_size)
+    yield from _at_most("spec.gpus_per_node", spec.gpus_per_node, limits.gpus_per_node)
+    yield from _at_most("spec.startup_timeout_s", spec.startup_timeout_s, 86_400)
+    yield from _at_most("spec.drain_timeout_s", spec.drain_timeout_s, 86_400)
+    if spec.role not in common_pb2.Role.values():
+        yield FieldViolation("spec.role", f"{spec.role} is unknown to this registry; use BOTH, PREFILL or DECODE")
+    for key in spec.env:
+        if not _ENV.fullmatch(key):
+            yield FieldViolation(f"spec.env[{key!r}]", "is no name of an environment variable")
+    for place, argument in enumerate(spec.engine_args):
+        if "\0" in argument:
+            yield FieldViolation(f"spec.engine_args[{place}]", "holds a NUL byte, which no process can be given")
+    yield from _adapters(spec.lora_adapters)
+    if spec.ByteSize() > limits.record_bytes:
+        yield FieldViolation("spec", f"is {spec.ByteSize()} bytes; at most {limits.record_bytes} are kept")
+
+
+def _adapters(adapters: Sequence[common_pb2.LoraAdapter]) -> Violations:
+    seen = set()
+    for place, adapter in enumerate(adapters):
+        if not adapter.name or not adapter.path:
+            yield FieldViolation(f"spec.lora_adapters[{place}]", "needs both a name and a path")
+        if adapter.name in seen:
+            yield FieldViolation(f"spec.lora_adapters[{place}].name", f"{adapter.name!r} is there twice; rename one")
+        seen.add(adapter.name)
+
+
+def scale(deployment_name: str, replicas: int, limits: Limits) -> Violations:
+    """What is wrong with a wish to scale."""
+    yield from name("name", deployment_name)
+    yield from _at_most("replicas", replicas, limits.replicas)
+
+
+def desired(puts: Sequence[records_pb2.Desired], removed: Sequence[str], limits: Limits) -> Violations:
+    """What is wrong with a batch of desired counts."""
+    yield from batch("desired", [put.deployment for put in puts], removed)
+    for place, put in enumerate(puts):
+        yield from name(f"desired[{place}].deployment", put.deployment)
+        yield from _at_most(f"desired[{place}].replicas", put.replicas, limits.replicas)
+        if put.ByteSize() > limits.record_bytes:
+            yield FieldViolation(
+                f"desired[{place}]", f"is {put.ByteSize()} bytes; at most {limits.record_bytes} are kept"
+            )
+
+
+def name(field: str, value: str) -> Violations:
+    """What is wrong with the name of a deployment, or of a role."""
+    if not _NAME.fullmatch(value):
+        yield FieldViolation(
+            field, f"{value[:80]!r} is no name; use 1 to 63 of a-z, 0-9 and -, with - neither first nor last"
+        )
+
+
+def replica_id(field: str, value: str) -> Violations:
+    """What is wrong with a replica's id."""
+    if not _REPLICA.fullmatch(value):
+        yield FieldViolation(field, f"{value[:80]!r} is no replica id; it is a deployment's name, - and an ordinal")
+
+
+def node_id(field: str, value: str) -> Violations:
+    """What is wrong with a node's id."""
+    if not _NODE.fullmatch(value):
+        yield FieldViolation(field, f"{value[:80]!r} is no node id; use 1 to 253 letters, digits, -, _ and .")
+
+
+def hello(message: registry_pb2.Hello, limits: Limits) -> Violations:
+    """What is wrong with an agent's introduction."""
+    node = message.node
+    yield from node_id("hello.node.node_id", node.node_id)
+    if node.incarnation <= 0:
+        yield FieldViolation("hello.node.incarnation", "must be positive: the time of the agent's start in ns")
+    if not _ENDPOINT.fullmatch(node.grpc_endpoint):
+        yield FieldViolation("hello.node.grpc_endpoint", f"{node.grpc_endpoint[:80]!r} is not host:port")
+    if node.ByteSize() > limits.record_bytes:
+        yield FieldViolation("hello.node", f"is {node.ByteSize()} bytes; at most {limits.record_bytes} are kept")
+    if len(message.members) > limits.members_per_node:
+        yield FieldViolation(
+            "hello.members", f"{len(message.members)} members; a node runs at most {limits.members_per_node}"
+        )
+    for place, status in enumerate(message.members):
+        yield from member(f"hello.members[{place}]", status, node, limits)
+
+
+def member(field: str, status: records_pb2.MemberStatus, node: common_pb2.Node, limits: Limits) -> Violations:
+    """What is wrong with a status that `node` reports."""
+    yield from replica_id(f"{field}.replica_id", status.replica_id)
+    if (status.node_id, status.incarnation) != (node.node_id, node.incarnation):
+        yield FieldViolation(
+            f"{field}.node_id", f"speaks for {status.node_id!r} ({status.incarnation}); an agent speaks for itself"
+        )
+    yield from _at_most(f"{field}.rank", status.rank, limits.gang_size - 1)
+    if len(status.last_error.encode()) > MAX_LAST_ERROR_BYTES:
+        yield FieldViolation(f"{field}.last_error", f"is longer than {MAX_LAST_ERROR_BYTES} bytes; send its end")
+    if status.ByteSize() > limits.record_bytes:
+        yield FieldViolation(field, f"is {status.ByteSize()} bytes; at most {limits.record_bytes} are kept")
+
+
+def digest(update: registry_pb2.DigestUpdate, limits: Limits) -> Violations:
+    """What is wrong with a digest update."""
+    for field, packed in (("added", update.added), ("removed", update.removed)):
+        if len(packed) % 8:
+            yield FieldViolation(f"digest.{field}", f"{len(packed)} bytes are not a whole number of 8-byte keys")
+        yield from _at_most(f"digest.{field}", len(packed) // 8, limits.keys_per_update)
+    if update.snapshot and update.removed:
+        yield FieldViolation("digest.removed", "a snapshot removes nothing; leave it empty")
+
+
+def fence(value: common_pb2.Fence) -> Violations:
+    """What is wrong with the right to write."""
+    yield from name("fence.role", value.role)
+    if value.revision <= 0:
+        yield FieldViolation("fence.revision", "is missing; acquire leadership first")
+
+
+def assignments(puts: Sequence[records_pb2.Assignment], deletes: Sequence[str], limits: Limits) -> Violations:
+    """What is wrong with a batch of assignments."""
+    yield from batch("puts", [put.replica_id for put in puts], deletes)
+    for place, put in enumerate(puts):
+        field = f"puts[{place}]"
+        yield from replica_id(f"{field}.replica_id", put.replica_id)
+        yield from name(f"{field}.deployment", put.deployment)
+        if put.replica_id.rpartition("-")[0] != put.deployment:
+            yield FieldViolation(f"{field}.replica_id", f"{put.replica_id!r} is not {put.deployment}-<ordinal>")
+        if [m.rank for m in put.members] != list(range(max(1, put.spec.gang_size))):
+            yield FieldViolation(
+                f"{field}.members", f"needs ranks 0 to {max(1, put.spec.gang_size) - 1}, in order, as gang_size says"
+            )
+        for m in put.members:
+            yield from node_id(f"{field}.members[{m.rank}].node_id", m.node_id)
+        if put.ByteSize() > limits.record_bytes:
+            yield FieldViolation(field, f"is {put.ByteSize()} bytes; at most {limits.record_bytes} are kept")
+
+
+def batch(field: str, puts: Sequence[str], deletes: Sequence[str]) -> Violations:
+    """What is wrong with a batch of writes, by name."""
+    total = len(puts) + len(deletes)
+    if total == 0:
+        yield FieldViolation(field, "is empty, and nothing is to be removed: there is nothing to write")
+    if total > MAX_WRITES:
+        yield FieldViolation(field, f"{total} writes in one call; at most {MAX_WRITES} fit in one transaction, split")
+    counts: Mapping[str, int] = {n: [*puts, *deletes].count(n) for n in [*puts, *deletes][: MAX_WRITES + 1]}
+    for n, count in counts.items():
+        if count > 1:
+            yield FieldViolation(field, f"{n!r} is written {count} times; once each")
+
+
+def watch(request: registry_pb2.WatchRequest) -> Violations:
+    """What is wrong with a wish to watch."""
+    known = set(registry_pb2.Topic.values()) - {registry_pb2.TOPIC_UNSPECIFIED}
+    if not request.topics:
+        yield FieldViolation("topics", "is empty; name at least one")
+    for place, topic in enumerate(request.topics):
+        if topic not in known:
+            yield FieldViolation(f"topics[{place}]", f"{topic} is unknown to this registry; leave it out")
+    if len(request.deployments) > 1000:
+        yield FieldViolation("deployments", f"{len(request.deployments)} names; at most 1000, or none for all")
+    if len(request.watcher) > 253:
+        yield FieldViolation("watcher", "is longer than 253 characters")
+
+
+def leadership(role: str, candidate: str, ttl_ms: int) -> Violations:
+    """What is wrong with a wish to lead."""
+    yield from name("role", role)
+    if not candidate or len(candidate) > 253:
+        yield FieldViolation("candidate", "needs 1 to 253 characters, unique per process")
+    if not 1_000 <= ttl_ms <= 60_000:
+        yield FieldViolation("ttl_ms", f"{ttl_ms} is not in 1000 to 60000")
+
+
+def _at_most(field: str, value: int, bound: int) -> Violations:
+    if value > bound:
+        yield FieldViolation(field, f"{value} is too large; at most {bound}")

@@ -1,0 +1,208 @@
+"""The registry's one view: etcd feeds it, agents add load and digests, watchers and agents are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import structlog
+
+from stoker.api.registry.v1 import registry_pb2
+from stoker.common.errors import Unavailable
+from stoker.etcd import EtcdClient, KeyValue, Snapshot, Watch
+from stoker.registry import metrics
+from stoker.registry.agents import AgentStream
+from stoker.registry.config import RegistryConfig
+from stoker.registry.core import keys
+from stoker.registry.core.digests import DigestStore, Outcome
+from stoker.registry.core.expiry import ExpiryGuard
+from stoker.registry.core.fleet import Entry, FleetState, Step
+from stoker.registry.core.loads import LoadStore
+from stoker.registry.store import Moved, Superseded
+from stoker.registry.watchers import WatcherStream
+
+log = structlog.get_logger(__name__)
+
+
+class Hub:
+    """State and fan-out. All methods but `run` are synchronous: between them the view is consistent."""
+
+    def __init__(self, etcd: EtcdClient, config: RegistryConfig) -> None:
+        self._etcd = etcd
+        self._config = config
+        self.registry_id = config.registry_id
+        guard = ExpiryGuard(config.membership.drop_share, config.membership.grace_s, config.membership.pace_s)
+        self.state = FleetState(guard)
+        self.digests = DigestStore(config.limits.digest_keys)
+        self.loads = LoadStore()
+        self.synced = asyncio.Event()
+        """Set once etcd's records are here."""
+        self._watch: Watch | None = None
+        self._agents: dict[str, AgentStream] = {}
+        self._watchers: set[WatcherStream] = set()
+
+    async def run(self) -> None:
+        """Follow etcd for ever, and keep time."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._tick())
+
+    async def _follow(self) -> None:
+        async with self._etcd.watch_prefix(keys.PREFIX) as watch:
+            self._watch = watch
+            async for item in watch:
+                if isinstance(item, Snapshot):
+                    self._apply(item.kvs, (), item.revision)
+                    self.synced.set()
+                    log.info("hub.synced", revision=item.revision, keys=len(item.kvs))
+                else:
+                    self._apply(item.puts, item.deletes, item.revision)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.watch.freshness_s)
+            self._announce(self.state.release(_now()))
+            for watcher in [w for w in self._watchers if w.drop_if_stalled(self._config.watch.stall_s)]:
+                log.warning("watcher.dropped", watcher=watcher.name)
+                metrics.WATCHERS_DROPPED.inc()
+                self.close_watch(watcher)
+            for watcher in self._watchers:
+                watcher.wake(freshness=True)
+            metrics.DIGEST_KEYS.set(self.digests.keys_held())
+            metrics.NODES_HELD.set(len(self.state.guard.held))
+            metrics.ETCD_STALENESS.set(self.staleness_s())
+
+    # etcd
+
+    def _apply(self, puts: Iterable[KeyValue], deletes: Iterable[str], revision: int) -> None:
+        entries = [Entry(kv.key, kv.value, kv.create_revision, kv.mod_revision) for kv in puts]
+        deletes = tuple(deletes)
+        step = self.state.apply(entries, deletes, revision, _now())
+        for key in step.unreadable:
+            metrics.RECORDS_UNREADABLE.inc()
+            log.error("record.unreadable", key=key)
+        self._announce(step)
+        for node_id in {*step.introduced, *(key.removeprefix(keys.node("")) for key in deletes)}:
+            if (agent := self._agents.get(node_id)) is not None:
+                agent.membership.doubt()
+
+    def _announce(self, step: Step) -> None:
+        for watcher in self._watchers:
+            watcher.outflow.change(step.change, self.state.revision)
+            if step.change:
+                watcher.wake()
+        for node_id in step.tell:
+            if (agent := self._agents.get(node_id)) is not None:
+                agent.tell_assignments()
+
+    def staleness_s(self) -> float:
+        """Seconds since etcd last proved that the view is current; infinite before the first proof."""
+        return self._watch.staleness() if self._watch is not None else float("inf")
+
+    def freshness(self, revision: int | None = None) -> registry_pb2.Freshness:
+        """How fresh the view is; `revision` is what its reader has been told, where that lags."""
+        staleness_s = self.staleness_s()
+        return registry_pb2.Freshness(
+            registry_id=self.registry_id,
+            etcd_staleness_ms=int(min(staleness_s, 1e9) * 1000),
+            stale=staleness_s > self._config.watch.stale_s,
+            revision=self.state.revision if revision is None else revision,
+            nodes=sorted(self._agents),
+        )
+
+    def require_synced(self) -> None:
+        """Raises Unavailable while there is nothing to tell."""
+        if not self.synced.is_set():
+            raise Unavailable("the registry has not read etcd yet", reason="NOT_SYNCED", retry_after_s=1.0)
+
+    # Agents
+
+    def attach(self, agent: AgentStream) -> None:
+        """Hear an agent; an older stream of the same node ends. Raises Superseded for an older incarnation."""
+        held = self._agents.get(agent.node_id)
+        if held is not None:
+            if held.incarnation > agent.incarnation:
+                raise Superseded(f"node {agent.node_id!r}: a newer agent speaks here; this one must stop")
+            newer = agent.incarnation > held.incarnation
+            message = f"node {agent.node_id!r}: a newer stream took this one's place"
+            held.end(Superseded(message) if newer else Moved(message))
+            self._forget_soft(held)
+        self._agents[agent.node_id] = agent
+        metrics.AGENT_STREAMS.inc()
+        self._sources_changed()
+
+    def detach(self, agent: AgentStream) -> None:
+        """An agent's stream has ended. Its node stays until its lease ends; only load and digests go."""
+        metrics.AGENT_STREAMS.dec()
+        if self._agents.get(agent.node_id) is agent:
+            del self._agents[agent.node_id]
+            self._forget_soft(agent)
+            self._sources_changed()
+
+    def _forget_soft(self, agent: AgentStream) -> None:
+        for replica_id, rank in agent.membership.members:
+            if rank == 0:
+                self.forget_replica(replica_id)
+
+    def forget_replica(self, replica_id: str) -> None:
+        """Load and digests of a replica are unknown from now on. Watchers keep theirs, and judge their age."""
+        self.loads.forget(replica_id)
+        self.digests.forget(replica_id)
+
+    def take_loads(self, loads: Iterable[registry_pb2.ReplicaLoad]) -> None:
+        """Loads of an agent's replicas."""
+        newer = [load for load in loads if self.loads.offer(load)]
+        if newer:
+            for watcher in self._watchers:
+                watcher.outflow.load(newer)
+                watcher.wake()
+
+    def take_digest(self, update: registry_pb2.DigestUpdate) -> Outcome:
+        """A step of a replica's digest."""
+        outcome = self.digests.apply(update)
+        if outcome is Outcome.APPLIED:
+            for watcher in self._watchers:
+                if update.snapshot:
+                    watcher.outflow.replaced((update.replica_id, update.tier))
+                else:
+                    before = watcher.outflow.coalesced
+                    watcher.outflow.digest(update)
+                    metrics.WATCH_COALESCED.inc(watcher.outflow.coalesced - before)
+                watcher.wake()
+        return outcome
+
+    def _sources_changed(self) -> None:
+        for watcher in self._watchers:
+            watcher.wake(freshness=True)
+
+    # Watchers
+
+    def open_watch(self, request: registry_pb2.WatchRequest) -> WatcherStream:
+        """A new watcher. Raises Unavailable when there are too many."""
+        if len(self._watchers) >= self._config.watch.max_watchers:
+            raise Unavailable(
+                f"{len(self._watchers)} watchers are open, the most this registry serves; use another",
+                reason="TOO_MANY_WATCHERS",
+                retry_after_s=5.0,
+            )
+        watcher = WatcherStream(self, request, _now, self._config.watch.max_digest_bytes)
+        self._watchers.add(watcher)
+        metrics.WATCHERS.inc()
+        return watcher
+
+    def close_watch(self, watcher: WatcherStream) -> None:
+        """The watcher is gone."""
+        if watcher in self._watchers:
+            self._watchers.remove(watcher)
+            metrics.WATCHERS.dec()
+
+    def close_streams(self) -> None:
+        """End all streams in good order: agents and watchers go to another registry."""
+        for watcher in tuple(self._watchers):
+            watcher.close()
+        for agent in tuple(self._agents.values()):
+            agent.end(Unavailable("the registry stops", reason="STOPPING", retry_after_s=0.1))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

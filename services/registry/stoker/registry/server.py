@@ -1,0 +1,201 @@
+"""The registry's gRPC service: messages in, messages out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import structlog
+
+from stoker.api.registry.v1 import registry_pb2, registry_pb2_grpc
+from stoker.common.errors import FieldViolation, InvalidRequest
+from stoker.registry.agents import AgentStream
+from stoker.registry.config import RegistryConfig
+from stoker.registry.core import records, validation
+from stoker.registry.core.validation import Limits
+from stoker.registry.hub import Hub
+from stoker.registry.store import FleetStore
+
+log = structlog.get_logger(__name__)
+
+SERVICE = "stoker.api.registry.v1.RegistryService"
+
+_HELLO_TIMEOUT_S = 5.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
+    """`RegistryService` over a hub and a store."""
+
+    def __init__(self, hub: Hub, store: FleetStore, config: RegistryConfig, rng: random.Random) -> None:
+        self._hub = hub
+        self._store = store
+        self._config = config
+        self._limits = Limits(engines=config.limits.engines, replicas=config.limits.replicas)
+        self._rng = rng
+
+    # Streams
+
+    async def Report(  # noqa: N802
+        self, request_iterator: AsyncIterator[registry_pb2.ReportRequest], context: Context
+    ) -> AsyncIterator[registry_pb2.ReportResponse]:
+        """An agent's stream."""
+        hello = await _hello(request_iterator)
+        validation.require(validation.hello(hello, self._limits))
+        agent = AgentStream(self._hub, self._store, self._config, self._limits, hello, self._rng)
+        self._hub.attach(agent)
+        tasks = [
+            asyncio.create_task(agent.listen(request_iterator), name=f"hear {agent.node_id}"),
+            asyncio.create_task(agent.membership.run(), name=f"membership of {agent.node_id}"),
+        ]
+        for task in tasks:
+            task.add_done_callback(lambda done: _end_with(agent, done))
+        try:
+            async for response in agent.responses():
+                yield response
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._hub.detach(agent)
+
+    async def Watch(  # noqa: N802
+        self, request: registry_pb2.WatchRequest, context: Context
+    ) -> AsyncIterator[registry_pb2.WatchResponse]:
+        """A watcher's stream."""
+        validation.require(validation.watch(request))
+        watcher = self._hub.open_watch(request)
+        try:
+            async for message in watcher.messages():
+                yield message
+        finally:
+            self._hub.close_watch(watcher)
+
+    # People and scripts
+
+    async def GetFleet(  # noqa: N802
+        self, request: registry_pb2.GetFleetRequest, context: Context
+    ) -> registry_pb2.GetFleetResponse:
+        """Everything at once."""
+        state = self._hub.state
+        return registry_pb2.GetFleetResponse(
+            records=records.pack(state.records.items(), state.revision),
+            loads=self._hub.loads.all(),
+            freshness=self._hub.freshness(),
+        )
+
+    async def PutDeployment(  # noqa: N802
+        self, request: registry_pb2.PutDeploymentRequest, context: Context
+    ) -> registry_pb2.PutDeploymentResponse:
+        """Create or change a deployment."""
+        validation.require(validation.deployment(request.spec, self._limits))
+        expected = request.expected_generation if request.HasField("expected_generation") else None
+        written = await self._store.put_deployment(request.spec, expected)
+        log.info("deployment.put", deployment=request.spec.name, generation=written.generation)
+        return registry_pb2.PutDeploymentResponse(deployment=written)
+
+    async def ScaleDeployment(  # noqa: N802
+        self, request: registry_pb2.ScaleDeploymentRequest, context: Context
+    ) -> registry_pb2.ScaleDeploymentResponse:
+        """Change a replica count."""
+        validation.require(validation.scale(request.name, request.replicas, self._limits))
+        written, previous = await self._store.scale_deployment(request.name, request.replicas)
+        log.info("deployment.scaled", deployment=request.name, replicas=request.replicas, previous=previous)
+        return registry_pb2.ScaleDeploymentResponse(deployment=written, previous_replicas=previous)
+
+    async def DeleteDeployment(  # noqa: N802
+        self, request: registry_pb2.DeleteDeploymentRequest, context: Context
+    ) -> registry_pb2.DeleteDeploymentResponse:
+        """Remove a deployment."""
+        validation.require(validation.name("name", request.name))
+        await self._store.delete_deployment(request.name)
+        log.info("deployment.deleted", deployment=request.name)
+        return registry_pb2.DeleteDeploymentResponse()
+
+    async def DrainNode(  # noqa: N802
+        self, request: registry_pb2.DrainNodeRequest, context: Context
+    ) -> registry_pb2.DrainNodeResponse:
+        """Mark or unmark a node."""
+        validation.require(validation.node_id("node_id", request.node_id))
+        await self._store.drain_node(request.node_id, request.undo)
+        log.info("node.drain", node=request.node_id, undo=request.undo)
+        return registry_pb2.DrainNodeResponse(replica_ids=self._hub.state.replicas_on(request.node_id))
+
+    async def DrainReplica(  # noqa: N802
+        self, request: registry_pb2.DrainReplicaRequest, context: Context
+    ) -> registry_pb2.DrainReplicaResponse:
+        """Ask a replica to drain."""
+        validation.require(validation.replica_id("replica_id", request.replica_id))
+        assignment = await self._store.drain_replica(request.replica_id)
+        log.info("replica.drain", replica=request.replica_id)
+        return registry_pb2.DrainReplicaResponse(assignment=assignment)
+
+    # Leaders
+
+    async def SetDesired(  # noqa: N802
+        self, request: registry_pb2.SetDesiredRequest, context: Context
+    ) -> registry_pb2.SetDesiredResponse:
+        """Write desired counts."""
+        validation.require(validation.fence(request.fence))
+        validation.require(validation.desired(request.desired, request.removed, self._limits))
+        revision = await self._store.set_desired(request.fence, request.desired, request.removed)
+        return registry_pb2.SetDesiredResponse(revision=revision)
+
+    async def ApplyAssignments(  # noqa: N802
+        self, request: registry_pb2.ApplyAssignmentsRequest, context: Context
+    ) -> registry_pb2.ApplyAssignmentsResponse:
+        """Write and remove assignments."""
+        validation.require(validation.fence(request.fence))
+        validation.require(validation.assignments(request.puts, request.deletes, self._limits))
+        revision = await self._store.apply_assignments(request.fence, request.puts, request.deletes)
+        return registry_pb2.ApplyAssignmentsResponse(revision=revision)
+
+    async def AcquireLeadership(  # noqa: N802
+        self, request: registry_pb2.AcquireLeadershipRequest, context: Context
+    ) -> registry_pb2.AcquireLeadershipResponse:
+        """Try to lead."""
+        validation.require(validation.leadership(request.role, request.candidate, request.ttl_ms))
+        fence, lease_id = await self._store.acquire(request.role, request.candidate, request.ttl_ms)
+        log.info("leadership.granted", role=request.role, candidate=request.candidate, revision=fence.revision)
+        return registry_pb2.AcquireLeadershipResponse(fence=fence, lease_id=lease_id, ttl_ms=request.ttl_ms)
+
+    async def RenewLeadership(  # noqa: N802
+        self, request: registry_pb2.RenewLeadershipRequest, context: Context
+    ) -> registry_pb2.RenewLeadershipResponse:
+        """Lead on."""
+        validation.require(validation.fence(request.fence))
+        ttl_s = await self._store.renew_leader(request.fence, request.lease_id)
+        return registry_pb2.RenewLeadershipResponse(ttl_ms=int(ttl_s * 1000))
+
+    async def ResignLeadership(  # noqa: N802
+        self, request: registry_pb2.ResignLeadershipRequest, context: Context
+    ) -> registry_pb2.ResignLeadershipResponse:
+        """Step down."""
+        validation.require(validation.fence(request.fence))
+        await self._store.resign(request.fence, request.lease_id)
+        log.info("leadership.resigned", role=request.fence.role)
+        return registry_pb2.ResignLeadershipResponse()
+
+
+async def _hello(requests: AsyncIterator[registry_pb2.ReportRequest]) -> registry_pb2.Hello:
+    try:
+        async with asyncio.timeout(_HELLO_TIMEOUT_S):
+            first = await anext(aiter(requests))
+    except (StopAsyncIteration, TimeoutError):
+        raise InvalidRequest.field("hello", f"did not come within {_HELLO_TIMEOUT_S:g} s; begin with Hello") from None
+    if not first.HasField("hello"):
+        raise InvalidRequest("hello: a stream begins with Hello", fields=(FieldViolation("hello", "must be first"),))
+    return first.hello
+
+
+def _end_with(agent: AgentStream, done: asyncio.Task[None]) -> None:
+    """One half of a stream has ended: end the other."""
+    if done.cancelled():
+        agent.end(None)
+        return
+    error = done.exception()
+    agent.end(error if isinstance(error, Exception) else None)
