@@ -11,6 +11,7 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from stoker.common.blocks import xor_digest
@@ -315,7 +316,7 @@ class RouterSite:
     def __init__(self, config: RoutingConfig, policy: str, seed: int) -> None:
         self.fleet = Fleet(config)
         self.policy = policy
-        self.rng = Random(seed)
+        self.rng = Random(seed)  # noqa: S311 (repeatable on purpose)
 
     def route(self, request: Request, now: float) -> Decision:
         """Decide, and hold the decision to its own bound."""
@@ -458,7 +459,7 @@ def _closed_loop(jobs: Iterable[Job], clients: int, start: Callable[[Job, Callab
             waiting.remove(ready)
             idle -= 1
             number, job = ready
-            start(job, lambda: end(number))
+            start(job, partial(end, number))
 
     def end(number: int) -> None:
         nonlocal idle
@@ -483,3 +484,14 @@ def _reporter(
         clock.after(delays.report_every_s, report)
 
     return report
+
+
+def pooled_hit_rate(jobs: Sequence[Job], blocks: int) -> float:
+    """The hit rate in blocks of one LRU cache as large as all replicas' together, in order of arrival."""
+    cache = Cache(blocks)
+    hits = 0
+    for job in jobs:
+        hits += cache.hit(job.keys)
+        cache.take(job.keys)
+        cache.free(job.keys)
+    return hits / max(1, sum(len(job.keys) for job in jobs))

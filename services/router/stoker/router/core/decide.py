@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from random import Random
 
 from stoker.common.errors import Unavailable
 from stoker.router.core.fleet import Fleet
-from stoker.router.core.values import Candidate, Decision, Reason, Replica, Request, Role
+from stoker.router.core.values import Candidate, Decision, Reason, Replica, Request, Role, RoutingConfig
 
 STOKER = "stoker"
 ROUND_ROBIN = "round_robin"
 POLICIES = (STOKER, ROUND_ROBIN)
 
 _FALLBACKS = 3
+_RANKS = 8  # places on the ring worth telling apart: beyond them, load alone decides
 
 
 def decide(
@@ -34,7 +36,7 @@ def decide(
     if len(rest) < _FALLBACKS and opened:
         closed = sorted((view for view in views if not view.open), key=_excess)
         rest += closed[: _FALLBACKS - len(rest)]
-    cached = round(_cached(best, fleet.config.speculative_credit))
+    cached = round(best.cached)
     return Decision(
         replica=best.replica,
         reason=Reason.PANIC if panic else _reason(best, views, bool(opened)),
@@ -81,61 +83,78 @@ def _no_replica(request: Request, fleet: Fleet) -> str:
 def weigh(request: Request, fleet: Fleet, replicas: list[Replica], now: float, rng: Random) -> list[Candidate]:
     """Return every candidate with its cost, load, bound and matches, in the order of `replicas`."""
     config = fleet.config
-    exact = fleet.index.depths(request.keys)
-    blocks = {replica: depths[-1] for replica, depths in exact.items()}
-    speculative = fleet.speculation.extend(request.keys, blocks)
-    rank = _ring_ranks(request, fleet, blocks, rng)
+    depths = fleet.index.depths(request.keys)
+    trust = {replica.id: fleet.index.trust(replica.id, now) for replica in replicas}
+    # Speculation continues a digest that is fully trusted; beside a doubtful one it stands alone.
+    sure = {replica: tiers[-1] for replica, tiers in depths.items() if trust.get(replica) == 1.0}
+    believed = fleet.speculation.extend(request.keys, sure)
+    rank = _ring_ranks(request, fleet, sure, rng)
     loads = {replica.id: fleet.load.load(replica.id) for replica in replicas}
     total = sum(loads.values())
-    capacity = sum(replica.capacity for replica in replicas)
+    slack = (1.0 + config.epsilon) / sum(replica.capacity for replica in replicas)
     kv = config.kv_weight * (request.prompt_tokens + request.output_tokens)
+    home = config.home_credit * max(0, request.prompt_tokens - request.block_size * max(believed.values(), default=0))
     views = []
     for replica in replicas:
+        name = replica.id
+        # Keys of another block size mean nothing here: no credit.
         size = replica.block_size if replica.block_size == request.block_size else 0
-        known = size * blocks.get(replica.id, 0)
-        believed = size * speculative.get(replica.id, 0)
-        trust = fleet.index.trust(replica.id, now)
-        cached = min(_credit(known, believed, trust, config.speculative_credit), max(0, request.prompt_tokens - 1))
+        tiers = depths.get(name, ())
+        exact = size * (tiers[-1] if tiers else 0)
+        speculative = max(exact, size * believed.get(name, 0))
+        cached = _cached_tokens(request, config, size, tiers, believed.get(name, 0), trust[name])
         prefill = request.prompt_tokens - cached
         weight = prefill + kv
-        share = replica.capacity / capacity
-        bound = max(config.floor_tokens, math.ceil((1.0 + config.epsilon) * (total + weight) * share))
-        cost = (loads[replica.id] + prefill) / replica.prefill_rate
+        bound = max(config.floor_tokens, math.ceil(slack * (total + weight) * replica.capacity))
+        unique = prefill - home if rank.get(name) == 0 else prefill
+        cost = (loads[name] + config.miss_weight * unique) / replica.prefill_rate
         views.append(
             Candidate(
-                replica.id,
+                name,
                 cost,
-                loads[replica.id],
+                loads[name],
                 weight,
                 bound,
-                known,
-                max(known, believed),
-                trust,
-                rank[replica.id],
+                exact,
+                speculative,
+                cached,
+                trust[name],
+                rank.get(name, _RANKS),
             )
         )
     return views
 
 
-def _credit(exact: int, speculative: int, trust: float, speculative_credit: float) -> float:
-    return max(exact * trust, exact * trust + (speculative - exact) * speculative_credit)
+def _cached_tokens(
+    request: Request, config: RoutingConfig, size: int, tiers: tuple[int, ...], believed: int, trust: float
+) -> float:
+    """Return the prompt tokens that a replica will probably not have to compute.
+
+    Each tier adds what the faster ones lack, at its own credit; then comes what only speculation vouches for.
+    The last token is always computed: the engine needs its logits.
+    """
+    held, known, before = 0.0, 0, 0
+    for credit, depth in zip(config.tier_credit, tiers, strict=True) if tiers else ():
+        held += credit * (depth - before)
+        known = before = depth
+    if trust == 1.0:
+        held += config.speculative_credit * max(0, believed - known)
+    else:
+        held = max(trust * held, config.speculative_credit * believed)
+    return min(size * held, max(0.0, request.prompt_tokens - 1.0))
 
 
-def _cached(view: Candidate, speculative_credit: float) -> float:
-    return _credit(view.exact, view.speculative, view.trust, speculative_credit)
-
-
-def _ring_ranks(request: Request, fleet: Fleet, blocks: dict[str, int], rng: Random) -> dict[str, int]:
-    """Rank all replicas by the ring order of the first block that none of them holds.
+def _ring_ranks(request: Request, fleet: Fleet, sure: dict[str, int], rng: Random) -> dict[str, int]:
+    """Rank the first few replicas in the ring order of the first block that no digest shows.
 
     That block is where this prompt leaves what the fleet already shares: a system prompt common to all
     cannot send everything to one home, and routers that see the same digests agree on it.
     """
-    if not request.keys:
-        key = rng.getrandbits(64)
+    if request.keys:
+        key = request.keys[min(max(sure.values(), default=0), len(request.keys) - 1)]
     else:
-        key = request.keys[min(max(blocks.values(), default=0), len(request.keys) - 1)]
-    return {replica: rank for rank, replica in enumerate(fleet.ring.order(key))}
+        key = rng.getrandbits(64)
+    return {replica: rank for rank, replica in enumerate(islice(fleet.ring.order(key), _RANKS))}
 
 
 def _preference(view: Candidate) -> tuple[float, int]:

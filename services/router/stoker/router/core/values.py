@@ -75,10 +75,11 @@ class Request:
 class Candidate(NamedTuple):
     """One replica as the decision saw it.
 
-    `cost` is in seconds until the first token; `load`, `weight` and `bound` in tokens: it is open while
-    load + weight ≤ bound. `exact` and `speculative` are the matched prompt tokens by evidence (the second
-    includes the first), `trust` the confidence in its digest from 0 to 1. `ring_rank` is its place in the
-    ring order of the prompt's prefix.
+    `cost` is in seconds of prefill, what would be computed anew weighted by `miss_weight`. `load`, `weight`
+    and `bound` are in tokens: it is open while load + weight ≤ bound. `exact` and `speculative` are the
+    matched prompt tokens by evidence (the second includes the first), `cached` what both are worth after
+    tier and confidence; `trust` is the confidence in its digest from 0 to 1. `ring_rank` is its place in the
+    ring order of the prompt's prefix, up to 8.
     """
 
     replica: str
@@ -88,6 +89,7 @@ class Candidate(NamedTuple):
     bound: float
     exact: int
     speculative: int
+    cached: float
     trust: float
     ring_rank: int
 
@@ -149,10 +151,14 @@ class RoutingConfig:
 
     epsilon: float = 1.0
     """The slack of the bound: a replica may hold (1 + epsilon) times its fair share of the load."""
-    floor_tokens: float = 8_192.0
+    floor_tokens: float = 49_152.0
     """A replica is open below this load whatever its share: affinity holds when the fleet is quiet."""
     kv_weight: float = 0.1
     """Load of one token of active KV, in queued prefill tokens."""
+    miss_weight: float = 4.0
+    """What an uncached token costs against a queued one: it also evicts a block that someone else wants."""
+    home_credit: float = 0.5
+    """The share of what nobody holds that its home on the ring is credited with, so that routers agree."""
     decode_pressure_s: float = 0.0
     """Cost in seconds of each 1,000 tokens of active KV on a replica."""
     vnodes: int = 128

@@ -1,0 +1,83 @@
+"""Replay the routing workloads over three replicas with small caches, in simulated time.
+
+    python bench/replay_workloads.py [-o json] [--rate 2000] [--routers 2] [--seeds 5]
+
+As in the end-to-end run: 300 blocks of 32 tokens a replica, 6 closed-loop clients, continuous batching,
+two cores under three replicas. One token a word; `--rate` is one replica's prefill speed on a free core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from statistics import mean
+
+from stoker.bench.replay import Hardware, pooled_hit_rate, replay
+from stoker.bench.traces import workload_jobs
+from stoker.bench.workloads import WORKLOADS
+
+REPLICAS, CLIENTS, BLOCKS = 3, 6, 300
+
+
+def hardware(rate: float) -> Hardware:
+    return Hardware(
+        block_size=32,
+        kv_blocks=BLOCKS,
+        prefill_rate=rate,
+        request_s=0.005,
+        decode_s=0.02,
+        batching=True,
+        chunk_tokens=2_048,
+        cores=2,
+    )
+
+
+def figures(workload: str, policy: str, seeds: int, rate: float = 2_000.0, routers: int = 1) -> dict[str, object]:
+    outcomes, pooled = [], []
+    for seed in range(seeds):
+        jobs = workload_jobs(WORKLOADS[workload](seed))
+        pooled.append(pooled_hit_rate(jobs, REPLICAS * BLOCKS))
+        outcomes.append(
+            replay(
+                jobs,
+                replicas=REPLICAS,
+                hardware=hardware(rate),
+                policy=policy,
+                clients=CLIENTS,
+                routers=routers,
+                seed=seed,
+            )
+        )
+    return {
+        "workload": workload,
+        "policy": policy,
+        "hit_rate": round(mean(outcome.hit_rate for outcome in outcomes), 3),
+        "pooled": round(mean(pooled), 3),
+        "ttft_p50_ms": round(1e3 * mean(outcome.ttft(0.5) for outcome in outcomes)),
+        "ttft_p99_ms": round(1e3 * mean(outcome.ttft(0.99) for outcome in outcomes)),
+        "requests_per_s": round(mean(outcome.requests_per_s for outcome in outcomes), 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=2_000.0)
+    parser.add_argument("--routers", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    options = parser.parse_args()
+    rows = [
+        figures(workload, policy, options.seeds, options.rate, options.routers)
+        for workload in WORKLOADS
+        for policy in ("round_robin", "stoker")
+    ]
+    if options.output == "json":
+        print(json.dumps(rows, indent=2))
+        return
+    print("".join(f"{name:>16}" for name in rows[0]))
+    for row in rows:
+        print("".join(f"{value:>16}" for value in row.values()))
+
+
+if __name__ == "__main__":
+    main()

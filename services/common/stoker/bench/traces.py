@@ -1,0 +1,85 @@
+"""Jobs for `stoker.bench.replay`: from a published trace, from a workload's text, and generated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import xxhash
+
+from stoker.bench.replay import Job
+from stoker.bench.workloads import WORDS, Prompt
+from stoker.common.blocks import block_keys, root_key
+from stoker.common.errors import InvalidRequest
+
+_BLOCK = 512
+
+
+def mooncake_trace(path: Path) -> list[Job]:
+    """Read a Mooncake trace (JSON lines); each `hash_id` stands for a block of 512 tokens.
+
+    Raises InvalidRequest naming the line that is not a request.
+    """
+    jobs = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            jobs.append(
+                Job(
+                    row["timestamp"] / 1_000.0,
+                    tuple(_key(hash_id) for hash_id in row["hash_ids"]),
+                    row["input_length"],
+                )
+            )
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise InvalidRequest.field("trace", f"{path}:{number} is not a Mooncake request: {error!r}") from error
+    return jobs
+
+
+def common_prefix_trace(
+    seed: int,
+    *,
+    conversations: int = 700,
+    common_blocks: int = 8,
+    seconds: float = 1_000.0,
+    pause_s: float = 60.0,
+) -> list[Job]:
+    """Conversations that all begin with the same blocks: one long system prompt.
+
+    A third brings a long document of its own; each has one to ten turns, exponential pauses between them,
+    and each turn adds a few blocks. Sizes and rates are of the order of the Mooncake trace.
+    """
+    rng = Random(seed)  # noqa: S311 (repeatable on purpose)
+    names = iter(range(1, 2**62))
+    common = [_key(next(names)) for _ in range(common_blocks)]
+    jobs = []
+    for _ in range(conversations):
+        at = rng.random() * seconds
+        keys = list(common)
+        if rng.random() < 0.33:
+            keys += [_key(next(names)) for _ in range(rng.randint(20, 120))]
+        for _ in range(rng.randint(1, 10)):
+            keys += [_key(next(names)) for _ in range(rng.randint(1, 6))]
+            jobs.append(Job(at, tuple(keys), len(keys) * _BLOCK))
+            at += 2.0 + rng.expovariate(1.0 / pause_s)
+    return sorted(jobs, key=lambda job: job.at)
+
+
+def workload_jobs(prompts: Sequence[Prompt], block_size: int = 32) -> list[Job]:
+    """Turn a workload's text into jobs, one token a word; chat messages follow each other."""
+    ids = {word: number for number, word in enumerate(WORDS)}
+    root = root_key("replay")
+    jobs = []
+    for prompt in prompts:
+        text = prompt.text or " ".join(content for _, content in prompt.messages)
+        tokens = [ids[word] for word in text.split()]
+        keys = tuple(block_keys(tokens, block_size, root))
+        jobs.append(Job(0.0, keys, len(tokens), prompt.max_tokens, prompt.after))
+    return jobs
+
+
+def _key(number: int) -> int:
+    key: int = xxhash.xxh3_64_intdigest(number.to_bytes(8, "little"))
+    return key
