@@ -55,6 +55,8 @@ def check_engine(engine: EngineKind) -> None:
 
 def describe(state: StackState) -> str:
     """One line on a starting stack."""
+    if state.failure:
+        return "a service failed; stopping the others"
     ready = [s.name for s in state.services if s.status == "ready"]
     waiting = [s.name for s in state.services if s.status in ("starting", "restarting")]
     total = len(state.services)
