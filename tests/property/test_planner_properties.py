@@ -54,7 +54,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 def disturb(world: World, data: st.DataObject) -> None:
     """One thing happens to the fleet."""
-    kinds = ["spec", "scale", "drain", "lose", "return", "condition", "undeploy", "drain-replica", "time", "settling"]
+    kinds = ["spec", "scale", "drain", "lose", "return", "condition", "undeploy", "drain-replica", "time"]
     kind = data.draw(st.sampled_from(kinds))
     present, away = sorted(world.nodes), sorted(world.absent)
     known, assigned = sorted(world.deployments), sorted(world.assignments)
@@ -85,8 +85,6 @@ def disturb(world: World, data: st.DataObject) -> None:
         world.assignments[name] = replace(world.assignments[name], wanted=Wanted.DRAIN)
     elif kind == "time":
         world.now += data.draw(st.sampled_from([1.0, 30.0, 400.0]))
-    elif kind == "settling" and present:
-        world.settling = set(data.draw(st.lists(st.sampled_from(present), max_size=1)))
 
 
 @RELAXED

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from stoker.planner.core import loss
+from stoker.planner.core.loss import Presence, look
 from stoker.planner.core.plan import plan
 from stoker.planner.core.values import (
     Assignment,
@@ -34,21 +34,20 @@ class World:
     desired: dict[str, Desired] = field(default_factory=dict)
     assignments: dict[str, Assignment] = field(default_factory=dict)
     conditions: dict[str, Condition] = field(default_factory=dict)
-    settling: set[str] = field(default_factory=set)
-    absent_since: dict[str, float] = field(default_factory=dict)
+    presence: Presence = field(default_factory=Presence)
     replacing: frozenset[str] = frozenset()
 
     def problem(self) -> Problem:
         assigned = {member.node for assignment in self.assignments.values() for member in assignment.members}
-        self.absent_since = loss.note_absent(self.absent_since, self.nodes, assigned, self.now)
+        self.presence = look(self.presence, self.nodes.keys(), assigned, self.now, self.limits)
         return Problem(
             nodes=tuple(self.nodes.values()),
             deployments=tuple(self.deployments.values()),
             desired=dict(self.desired),
             assignments=tuple(self.assignments.values()),
             conditions=dict(self.conditions),
-            settling=frozenset(self.settling),
-            lost=loss.lost(self.absent_since, assigned, self.now, self.limits),
+            settling=self.presence.settling,
+            lost=self.presence.lost,
             replacing=self.replacing,
         )
 
@@ -219,8 +218,6 @@ def _change_state(world: World, verb: str, plain: list[str]) -> None:
         case "ready" | "not_ready" | "gone":
             running = [replica for replica, a in world.assignments.items() if a.wanted is Wanted.RUN]
             world.conditions.update((name, Condition(verb)) for name in (running if plain == ["all"] else plain))
-        case "settling":
-            world.settling = set(plain)
         case "pass":
             world.now += float(plain[0])
         case _:

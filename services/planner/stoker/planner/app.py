@@ -15,7 +15,7 @@ from stoker.common import rpc, service
 from stoker.control.loop import ControlLoop, pieces
 from stoker.control.service import serve as serve_deciding
 from stoker.planner.config import PlannerConfig
-from stoker.planner.core import loss
+from stoker.planner.core.loss import Presence, look
 from stoker.planner.core.plan import plan
 from stoker.planner.core.values import Limits, Plan, Unplaced
 from stoker.planner.server import SERVICE, PlannerServicer, assigned_nodes, problem_of, record_of
@@ -49,8 +49,9 @@ class PlannerRound:
             grace_s=config.loss.grace_s,
             mass_share=config.loss.mass_share,
             mass_grace_s=config.loss.mass_grace_s,
+            settle_s=config.loss.settle_s,
         )
-        self._absent_since: dict[str, float] = {}
+        self._presence = Presence()
         self._replacing: frozenset[str] = frozenset()
         self._unplaced: tuple[Unplaced, ...] = ()
 
@@ -64,14 +65,12 @@ class PlannerRound:
 
     def begin(self) -> None:
         """Absences seen in an earlier time of leading say nothing now."""
-        self._absent_since, self._replacing, self._unplaced = {}, frozenset(), ()
+        self._presence, self._replacing, self._unplaced = Presence(), frozenset(), ()
 
     async def run(self, view: FleetView, fence: common_pb2.Fence, now: float) -> int | None:
         """Plans and writes, deletions first: a later piece may need what an earlier one freed."""
-        assigned = assigned_nodes(view)
-        self._absent_since = loss.note_absent(self._absent_since, view.nodes.keys(), assigned, now)
-        lost = loss.lost(self._absent_since, assigned, now, self._limits)
-        drawn = plan(problem_of(view, lost, self._replacing), self._limits)
+        self._presence = look(self._presence, view.nodes.keys(), assigned_nodes(view), now, self._limits)
+        drawn = plan(problem_of(view, self._presence, self._replacing), self._limits)
         self._note(drawn)
         puts = [record_of(assignment, view, fence) for assignment in drawn.puts]
         revision = None

@@ -26,6 +26,10 @@ class LossConfig:
     mass_grace_s: Annotated[
         float, Meta(description="absence that counts while more than mass_share are absent, seconds", ge=0)
     ] = 300.0
+    settle_s: Annotated[
+        float,
+        Meta(description="time a node that was given up takes nothing new after its return, seconds", ge=0),
+    ] = 15.0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -11,6 +11,7 @@ import grpc
 from stoker.api.common.v1 import common_pb2
 from stoker.api.planner.v1 import planner_pb2, planner_pb2_grpc
 from stoker.api.registry.v1 import records_pb2
+from stoker.planner.core.loss import Presence
 from stoker.planner.core.values import (
     Assignment,
     Condition,
@@ -35,7 +36,7 @@ def spec_key(spec: common_pb2.DeploymentSpec) -> str:
     return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()[:16]
 
 
-def problem_of(view: FleetView, lost: frozenset[str], replacing: frozenset[str]) -> Problem:
+def problem_of(view: FleetView, presence: Presence, replacing: frozenset[str]) -> Problem:
     """The registry's records as the core sees them."""
     return Problem(
         nodes=[_node(node) for node in view.nodes.values()],
@@ -43,8 +44,8 @@ def problem_of(view: FleetView, lost: frozenset[str], replacing: frozenset[str])
         desired={name: Desired(record.replicas, tuple(record.victims)) for name, record in view.desired.items()},
         assignments=[_assignment(record) for record in view.assignments.values()],
         conditions={name: _condition(replica) for name, replica in view.replicas.items()},
-        settling=frozenset(_settling(view.replicas.values(), view.assignments)),
-        lost=lost,
+        settling=presence.settling,
+        lost=presence.lost,
         replacing=replacing,
     )
 
@@ -114,18 +115,6 @@ def _condition(replica: records_pb2.Replica) -> Condition:
     if all(member.state == records_pb2.STATE_STOPPED for member in replica.members):
         return Condition.GONE
     return Condition.READY if replica.state == records_pb2.STATE_READY else Condition.NOT_READY
-
-
-def _settling(
-    replicas: Iterable[records_pb2.Replica], assignments: Mapping[str, records_pb2.Assignment]
-) -> Iterable[str]:
-    """Nodes with a live member that no assignment puts there (any more)."""
-    for replica in replicas:
-        assignment = assignments.get(replica.replica_id)
-        named = {member.node_id for member in assignment.members} if assignment is not None else set()
-        for member in replica.members:
-            if member.state != records_pb2.STATE_STOPPED and member.node_id not in named:
-                yield member.node_id
 
 
 class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):

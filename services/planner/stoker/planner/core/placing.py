@@ -81,7 +81,7 @@ def _unfit(node: Node, deployment: Deployment, settling: frozenset[str]) -> str 
     if node.draining:
         return "draining"
     if node.id in settling:
-        return "still stopping an earlier replica"
+        return "only just back"
     return None
 
 
@@ -103,7 +103,7 @@ def _remedy(deployment: Deployment, verdicts: Counter[str], fitting: int) -> str
     if missing <= 0:
         return "all rendezvous ports of their leaders are taken: widen rendezvous.ports"
     more = f"add {missing} such node{'s' * (missing > 1)}"
-    if verdicts["too full"] or verdicts["draining"] or verdicts["still stopping an earlier replica"]:
+    if verdicts["too full"] or verdicts["draining"] or verdicts["only just back"]:
         undo = ", undo a drain" if verdicts["draining"] else ""
         return f"{more}{undo} or scale a deployment down"
     if verdicts["without the labels"]:

@@ -88,15 +88,16 @@ class Limits:
     grace_s: float = 20.0
     mass_share: float = 0.34
     mass_grace_s: float = 300.0
+    settle_s: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """All the planner sees.
 
-    `conditions` is by replica id; one that is missing has no member left. `settling` are nodes that still run
-    members of no assignment of theirs: what those hold is unknown, so nothing new goes there. `lost` are nodes
-    held to be gone for good; assigned nodes that are neither here nor in `nodes` are late and may return.
+    `conditions` is by replica id; one that is missing has no member left. `settling` are nodes back from
+    the lost: they may still be stopping what they ran, so nothing new goes there. `lost` are nodes given up;
+    assigned nodes that are neither there nor in `nodes` are late and may return.
     `replacing` are ids that an earlier plan freed for a replacement.
     """
 
