@@ -109,6 +109,9 @@ class AgentConfig:
         Literal["keep", "drain"],
         Meta(description="What SIGTERM does to engines: `keep` leaves them to the next agent, `drain` stops them."),
     ] = "keep"
+    stop_grace_s: Annotated[
+        float, Meta(ge=0, le=3600, description="Seconds that running calls may take to finish after SIGTERM.")
+    ] = 10.0
     metrics_listen: Annotated[str, Meta(description="host:port of /metrics; empty for none.")] = ""
     lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
     report: ReportConfig = field(default_factory=ReportConfig)

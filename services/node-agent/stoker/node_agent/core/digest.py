@@ -87,7 +87,8 @@ class ReplicaDigest:
 
     def __init__(self, model: str, blocks: int = 0, slack: float = 1.25) -> None:
         self._model = model
-        self._limit = int(blocks * slack) + 1024 if blocks else _UNBOUNDED
+        self._slack = slack
+        self._limit = _UNBOUNDED
         self._keys: dict[_Name, int] = {}
         self._tiers = {name: _Tier() for name in TIERS}
         self._group: int | None = None
@@ -95,6 +96,12 @@ class ReplicaDigest:
         self.sequence = 0
         self.block_size: int | None = None
         self.counts = Counts()
+        if blocks:
+            self.bound(blocks)
+
+    def bound(self, blocks: int) -> None:
+        """The engine has this many blocks: a digest that holds many more is wrong."""
+        self._limit = int(blocks * self._slack) + 1024
 
     # --- events -------------------------------------------------------------------------------------------
 
@@ -325,6 +332,11 @@ class Image:
     group: int | None
     blocks: list[tuple[int, bytes | int, int, list[int]]]
     """(data-parallel rank, engine hash, key, copies by tier)."""
+
+
+def nothing(epoch: int) -> list[Piece]:
+    """The snapshot of an engine that is no more."""
+    return [Piece(epoch, 0, "GPU", (), 0, 0, more=False)]
 
 
 def _extra_bytes(extra: Sequence[object]) -> list[bytes]:

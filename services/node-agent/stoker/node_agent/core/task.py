@@ -22,6 +22,8 @@ class Task:
     env: dict[str, str] = field(default_factory=dict)
     gpu_indices: tuple[int, ...] = ()
     gpus_per_node: int = 0
+    head_host: str = ""
+    """Address of rank 0's host; empty where it is not known yet."""
     rendezvous_port: int = 0
     lora_adapters: tuple[tuple[str, str], ...] = ()
     """(name, path) of each adapter loaded at start."""
@@ -50,14 +52,15 @@ def parallelism(task: Task) -> tuple[int, int]:
     counts as one device.
     """
     args = task.engine_args
-    data = _argument(args, "--data-parallel-size", "-dp") or 1
-    pipeline = _argument(args, "--pipeline-parallel-size", "-pp") or 1
+    data = argument(args, "--data-parallel-size", "-dp") or 1
+    pipeline = argument(args, "--pipeline-parallel-size", "-pp") or 1
     devices = max(1, task.gpus_per_node) * task.size
-    tensor = _argument(args, "--tensor-parallel-size", "-tp") or max(1, devices // (data * pipeline))
+    tensor = argument(args, "--tensor-parallel-size", "-tp") or max(1, devices // (data * pipeline))
     return tensor, data
 
 
-def _argument(args: tuple[str, ...], *names: str) -> int | None:
+def argument(args: tuple[str, ...], *names: str) -> int | None:
+    """The last positive number given to one of these command-line options; None where there is none."""
     found = None
     for at, arg in enumerate(args):
         name, sep, value = arg.partition("=")

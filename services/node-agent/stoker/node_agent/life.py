@@ -1,0 +1,186 @@
+"""What accompanies one life of an engine: its events, health, load, constants, and the size of its log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from stoker.api.registry.v1 import records_pb2
+from stoker.common.errors import StokerError
+from stoker.node_agent import state_files, telemetry, tokenizer_files, wire
+from stoker.node_agent.block_feed import BlockFeed
+from stoker.node_agent.core.digest import ReplicaDigest
+from stoker.node_agent.core.lifecycle import Member
+from stoker.node_agent.core.load import Load, Meter, measure
+from stoker.node_agent.core.task import argument
+from stoker.node_agent.engine.client import EngineClient
+from stoker.node_agent.engine.protocol import Engine, EngineInfo, Health, LaunchRequest
+from stoker.node_agent.state_files import DigestCopy
+from stoker.node_agent.surroundings import Surroundings
+
+log = structlog.get_logger(__name__)
+
+_STARTING_PROBE_S = 0.25
+_LOG_CHECK_S = 5.0
+
+
+class Life:
+    """One life of one engine, from just before its process starts until just after it ended."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        member: Member,
+        engine: Engine,
+        request: LaunchRequest,
+        changed: Callable[[], None],
+    ) -> None:
+        self.health: Health | None = None
+        """The latest answer; SERVING only once the constants are known too."""
+        self.load: Load | None = None
+        self.info: records_pb2.EngineInfo | None = None
+        self.client = EngineClient(around.session, request.base_url, around.config.lifecycle.probe_timeout_s)
+        self._around = around
+        self._config = around.config
+        self._task = member.task
+        self._epoch = member.epoch
+        self._engine = engine
+        self._request = request
+        self._changed = changed
+        self._meter = Meter(None, None)
+        self._load_sequence = 0
+        self._feed: BlockFeed | None = None
+        self._saved_at_sequence = -1
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self, resume: DigestCopy | None = None) -> None:
+        """Begin. Raises Unavailable when an address for KV events is taken."""
+        if self._task.leads:
+            digest = ReplicaDigest(self._task.served_model_name)
+            digest.begin(self._epoch)
+            known = resume is not None and resume.image.epoch == self._epoch and digest.restore(resume.image)
+            self._feed = BlockFeed(
+                self._task.replica_id,
+                digest,
+                self._engine.kv_endpoints(self._request),
+                self._around.reports.publish_digest,
+                interval_s=self._config.report.digest_interval_s,
+                batch=self._config.report.digest_batch,
+                resume_from=resume.next_seq if resume is not None and known else None,
+            )
+            await self._feed.open()
+            self._feed.tell_all()
+            for work in (self._probe_for_ever, self._scrape_for_ever, self._save_for_ever):
+                self._tasks.append(asyncio.create_task(work()))
+        self._tasks.append(asyncio.create_task(self._bound_log_for_ever()))
+
+    async def close(self) -> None:
+        """Stop all of it."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._feed is not None:
+            await self._feed.close()
+
+    def resync(self) -> None:
+        """Tell the whole block digest."""
+        if self._feed is not None:
+            self._feed.tell_all()
+
+    @property
+    def digest(self) -> ReplicaDigest | None:
+        """The block digest; None for a member that does not serve."""
+        return self._feed.digest if self._feed is not None else None
+
+    # --- health -------------------------------------------------------------------------------------------
+
+    async def probe(self, timeout_s: float) -> None:
+        """Ask for health once, and for the constants once it serves."""
+        health = await self.client.health(timeout_s)
+        if health is Health.SERVING and self.info is None:
+            try:
+                await self._introduce(await self.client.info())
+            except StokerError as error:
+                log.info("engine.not_introduced", replica=self._task.replica_id, error=error.message)
+                health = Health.UNREACHABLE
+        if health is not self.health:
+            self.health = health
+            self._changed()
+
+    async def _introduce(self, info: EngineInfo) -> None:
+        files = await asyncio.to_thread(tokenizer_files.find, self._task)
+        self.info = wire.engine_info(
+            info,
+            http_url=f"http://{self._around.node.host}:{self._request.http_port}",
+            kind=self._engine.name,
+            tokenizer_sha256=tokenizer_files.fingerprint(files),
+            max_num_seqs=argument(self._task.engine_args, "--max-num-seqs") or 0,
+        )
+        self._meter = Meter(info.block_size, info.kv_blocks)
+        if self._feed is not None and info.kv_blocks:
+            self._feed.digest.bound(info.kv_blocks)
+
+    async def _probe_for_ever(self) -> None:
+        lifecycle = self._config.lifecycle
+        while True:
+            await self.probe(lifecycle.probe_timeout_s)
+            ready = self.health is Health.SERVING
+            pause_s = lifecycle.probe_interval_s
+            await asyncio.sleep(pause_s if ready else min(_STARTING_PROBE_S, pause_s))
+
+    # --- load ---------------------------------------------------------------------------------------------
+
+    async def _scrape_for_ever(self) -> None:
+        config = self._config.report
+        due = time.monotonic()
+        while True:
+            if self.info is not None:
+                await self._scrape(config.load_timeout_s)
+            # A slow scrape delays the next one: two at once would only slow the engine further.
+            due = max(due + config.load_interval_s, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
+
+    async def _scrape(self, timeout_s: float) -> None:
+        try:
+            scrape = await self.client.load(timeout_s)
+        except StokerError as error:
+            telemetry.SCRAPE_FAILURES.inc()
+            log.debug("engine.scrape_failed", replica=self._task.replica_id, error=error.message)
+            return
+        now = time.monotonic()
+        self._meter, self.load = measure(self._meter, scrape, now)
+        self._load_sequence += 1
+        replica_id = self._task.replica_id
+        relayed = self._around.relayed(replica_id)
+        report = wire.load_of(replica_id, self._epoch, self._load_sequence, self.load, relayed=relayed, now=now)
+        self._around.reports.publish_load([report])
+
+    # --- files --------------------------------------------------------------------------------------------
+
+    async def save(self) -> None:
+        """Copy the block digest to disk if it changed since the last time."""
+        feed = self._feed
+        if feed is None or feed.digest.sequence == self._saved_at_sequence:
+            return
+        feed.flush()
+        sequence, copy = feed.digest.sequence, feed.copy()
+        await asyncio.to_thread(self._around.state.write_digest, self._task.key, copy)
+        self._saved_at_sequence = sequence
+
+    async def _save_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.report.checkpoint_interval_s)
+            with contextlib.suppress(OSError):  # a full disk costs the copy, not the digest
+                await self.save()
+
+    async def _bound_log_for_ever(self) -> None:
+        path: Path = self._request.log_path
+        while True:
+            await asyncio.sleep(_LOG_CHECK_S)
+            await asyncio.to_thread(state_files.bound_log, path, self._config.max_log_bytes)

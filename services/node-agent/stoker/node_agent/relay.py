@@ -1,0 +1,229 @@
+"""Runs generations on the engines of this host and relays what they say.
+
+Whatever ends a call (the end, an error, a cancel, a deadline, a reader who stands still), its HTTP connection is
+closed at once, which is how the engine learns to abort, and its place is given back exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+import aiohttp
+import structlog
+
+from stoker.api.inference.v1 import inference_pb2
+from stoker.common.errors import Code, DeadlineExceeded, Exhausted, StokerError, Unavailable
+from stoker.node_agent import telemetry
+from stoker.node_agent.config import RelayConfig
+from stoker.node_agent.openai_stream import EventStream, refusal
+
+log = structlog.get_logger(__name__)
+
+_MAX_ERROR_BODY = 1 << 20
+_WATCH_S = 0.5
+
+
+class SlowReader(StokerError):
+    """The caller did not read what was generated for it."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "SLOW_READER"
+
+
+class InFlight:
+    """Requests in the relay by replica. Every place taken is given back."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._by_replica: Counter[str] = Counter()
+
+    def __call__(self, replica_id: str) -> int:
+        """Requests of a replica now."""
+        return self._by_replica[replica_id]
+
+    @property
+    def total(self) -> int:
+        """Requests of all replicas now."""
+        return self._by_replica.total()
+
+    @contextlib.contextmanager
+    def place(self, replica_id: str) -> Iterator[None]:
+        """Hold a place while the block runs. Raises Exhausted when all are taken."""
+        if self.total >= self._limit:
+            raise Exhausted(
+                f"this node relays {self._limit} streams already; try another replica",
+                reason="RELAY_FULL",
+                retry_after_s=1.0,
+            )
+        self._by_replica[replica_id] += 1
+        telemetry.RELAY_STREAMS.inc()
+        try:
+            yield
+        finally:
+            self._by_replica[replica_id] -= 1
+            if not self._by_replica[replica_id]:
+                del self._by_replica[replica_id]
+            telemetry.RELAY_STREAMS.dec()
+
+
+class _Call:
+    """One generation: its connection, and since when its reader stands still."""
+
+    __slots__ = ("blocked_since", "response", "slow")
+
+    def __init__(self) -> None:
+        self.response: aiohttp.ClientResponse | None = None
+        self.blocked_since: float | None = None
+        self.slow = False
+
+    def close(self) -> None:
+        """Close the connection now; the engine aborts."""
+        if self.response is not None:
+            self.response.close()
+            self.response = None
+
+
+class Relay:
+    """Streams from engines to callers."""
+
+    def __init__(self, session: aiohttp.ClientSession, in_flight: InFlight, config: RelayConfig) -> None:
+        self._session = session
+        self._in_flight = in_flight
+        self._config = config
+        self._calls: set[_Call] = set()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to watch for readers who stand still."""
+        self._watch = asyncio.create_task(self._watch_readers())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        for call in list(self._calls):
+            call.close()
+
+    async def stream(
+        self,
+        replica_id: str,
+        url: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        started: inference_pb2.Started,
+        deadline_s: float | None,
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Started, Deltas, Finished. `deadline_s` is seconds from now; None takes the setting's.
+
+        Raises InvalidRequest for what the engine refuses, Unavailable (ENGINE_DIED) when it goes away,
+        DeadlineExceeded, SlowReader, or Exhausted when the relay is full.
+        """
+        call = _Call()
+        reason = "CANCELLED"
+        with self._in_flight.place(replica_id):
+            self._calls.add(call)
+            try:
+                async for response in self._relay(call, url, body, headers, started, deadline_s):
+                    yield response
+                reason = "OK"
+            except StokerError as error:
+                reason = error.reason
+                raise
+            finally:
+                self._calls.discard(call)
+                call.close()
+                telemetry.RELAY_ENDED.labels(reason).inc()
+
+    async def _relay(
+        self,
+        call: _Call,
+        url: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        started: inference_pb2.Started,
+        deadline_s: float | None,
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        now = asyncio.get_running_loop().time
+        ends = now() + (self._config.default_deadline_s if deadline_s is None else deadline_s)
+        events = EventStream()
+        try:
+            response = call.response = await self._open(url, body, headers, ends - now())
+            async for message in self._messages(call, response, events, started, now):
+                yield message
+        except aiohttp.ConnectionTimeoutError as error:
+            raise Unavailable(f"the engine does not accept connections: {error!r}", reason="ENGINE_DIED") from error
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the deadline passed while {url} generated") from error
+        except (aiohttp.ClientError, OSError) as error:
+            if call.slow:
+                raise self._slow() from error
+            when = "after its first output" if events.emitted else "before any output"
+            raise Unavailable(
+                f"the engine went away {when}: {error!r}",
+                reason="ENGINE_DIED",
+                metadata={"emitted": str(events.emitted).lower()},
+            ) from error
+
+    async def _messages(
+        self,
+        call: _Call,
+        response: aiohttp.ClientResponse,
+        events: EventStream,
+        started: inference_pb2.Started,
+        now: Callable[[], float],
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        call.blocked_since = now()
+        yield inference_pb2.GenerateResponse(started=started)
+        call.blocked_since = None
+        while not events.done:
+            if call.slow:
+                raise self._slow()
+            data = await response.content.readany()
+            if not data:
+                break
+            for delta in events.feed(data):
+                call.blocked_since = now()
+                yield inference_pb2.GenerateResponse(delta=delta)
+                call.blocked_since = None
+                telemetry.RELAY_DELTAS.inc()
+        if call.slow:
+            raise self._slow()
+        if not events.done:
+            raise aiohttp.ClientPayloadError("the stream ended before its end")
+        yield inference_pb2.GenerateResponse(finished=inference_pb2.Finished(usage=events.usage))
+
+    async def _open(
+        self, url: str, body: Mapping[str, Any], headers: Mapping[str, str], timeout_s: float
+    ) -> aiohttp.ClientResponse:
+        """The engine's answer, once it agreed to generate."""
+        timeout = aiohttp.ClientTimeout(total=max(timeout_s, 0.001), sock_connect=self._config.connect_timeout_s)
+        response = await self._session.post(
+            url, json=body, headers=headers, timeout=timeout, read_bufsize=self._config.buffer_bytes
+        )
+        if response.status == 200:
+            return response
+        try:
+            content = await response.content.read(_MAX_ERROR_BODY)
+        finally:
+            response.close()
+        raise refusal(response.status, content)
+
+    def _slow(self) -> SlowReader:
+        return SlowReader(
+            f"the reader stood still for {self._config.reader_timeout_s:g} s; the generation was aborted"
+        )
+
+    async def _watch_readers(self) -> None:
+        """Cut off who does not read. One look for all: a timer a token would cost more than the token."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            limit = asyncio.get_running_loop().time() - self._config.reader_timeout_s
+            for call in list(self._calls):
+                if call.blocked_since is not None and call.blocked_since < limit and not call.slow:
+                    call.slow = True
+                    call.close()
