@@ -3,11 +3,16 @@
     from stoker.etcd import Compare, EtcdClient, Get, Put, Snapshot
 
     async with EtcdClient(["10.0.0.1:2379", "10.0.0.2:2379"]) as etcd:
-        await etcd.put("/stoker/deployments/chat", b"...", idempotent=True)
+        await etcd.put("/stoker/deployments/chat", b"...")            # a lost answer raises Ambiguous
         kv = await etcd.get("/stoker/deployments/chat")               # KeyValue or None
         everything = await etcd.range("/stoker/deployments/")         # RangeResult(revision, kvs)
 
-        # One step, or none. A lost answer raises Ambiguous: read, then decide.
+        # Renewed in the background; lost at etcd's word or at the local deadline, whichever is first.
+        lease = await etcd.lease(ttl_s=10)
+        await etcd.put("/stoker/nodes/n1", b"...", lease=lease.id)
+        await lease.lost.wait()                                       # an asyncio.Event; see also alive()
+
+        # One step, or none. Compare whatever may change: late copies of such a write fail by themselves.
         mine = await etcd.txn(
             [Compare.absent("/stoker/leaders/scaler")],
             then=[Put("/stoker/leaders/scaler", b"me", lease=lease.id)],
@@ -15,11 +20,6 @@
         )
         if not mine.succeeded:
             holder = mine.responses[0].kvs[0]
-
-        # Renewed in the background; lost at etcd's word or at the local deadline, whichever is first.
-        lease = await etcd.lease(ttl_s=10)
-        await etcd.put("/stoker/nodes/n1", b"...", lease=lease.id)
-        await lease.lost.wait()
 
         # Somebody else's lease, renewed once: returns the TTL, raises LeaseLost.
         await etcd.keep_alive_once(lease_id)

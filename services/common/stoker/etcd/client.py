@@ -136,8 +136,10 @@ class EtcdClient:
     ) -> int:
         """Write a key; returns the revision of the write.
 
-        Say `idempotent` when writing twice does no harm: then it is retried, else a lost answer raises
-        Ambiguous. LeaseLost when `lease` is gone.
+        Without `idempotent` a lost answer raises Ambiguous; with it the write is sent again. Say it only of
+        a value that never changes: a copy held up in a frozen member may be applied seconds after this
+        returned, over whatever was written since. What changes is written by a `txn` that compares.
+        LeaseLost when `lease` is gone.
         """
         request = wire.rpc.PutRequest(key=wire.encode(key), value=value, lease=lease)
         response = await self._kv("put", "Put", request, idempotent=idempotent, timeout=timeout)
@@ -146,7 +148,10 @@ class EtcdClient:
     async def delete(
         self, key: str, *, prefix: bool = False, idempotent: bool = False, timeout: float | None = None
     ) -> int:
-        """Delete a key, or all under a prefix; returns how many there were."""
+        """Delete a key, or all under a prefix; returns how many there were.
+
+        `idempotent` as for `put`: only of keys that are never created again.
+        """
         request = wire.rpc.DeleteRangeRequest(**wire.span(key, prefix))
         response = await self._kv("delete", "DeleteRange", request, idempotent=idempotent, timeout=timeout)
         return int(response.deleted)

@@ -27,7 +27,10 @@ class EtcdNoLeader(EtcdUnavailable):
 
 
 class Ambiguous(EtcdError):
-    """The write was sent and its answer lost: it may or may not have happened. Read before writing again."""
+    """The write was sent and its answer lost: it may have happened, or not, or not yet.
+
+    Read, then write again with a comparison to what was read: the late copy of a write that compares fails.
+    """
 
     code = Code.ABORTED
     reason = "ETCD_AMBIGUOUS"

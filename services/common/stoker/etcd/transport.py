@@ -179,7 +179,7 @@ class Transport:
                 if failure.maybe_applied and not idempotent:
                     raise Ambiguous(
                         f"etcd {what} at {connection.address}: the answer was lost ({failure.text}); "
-                        "read the keys before writing again"
+                        "read, then write again only with a comparison to what was read"
                     ) from error
                 if not failure.passing:
                     raise to_error(what, failure, connection.address) from error
