@@ -1,0 +1,163 @@
+"""Real registries and node agents as processes, for tests: started, killed, frozen and asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from stoker.api.common.v1 import common_pb2
+from stoker.api.inference.v1 import inference_pb2_grpc
+from stoker.api.node.v1 import node_pb2, node_pb2_grpc
+from stoker.api.registry.v1 import records_pb2, registry_pb2
+from stoker.common import rpc
+from stoker.registry.client import RegistryClient
+from tests.support.etcd import free_port
+
+BIN = Path(sys.executable).parent
+
+
+class Service:
+    """One service process with its log."""
+
+    def __init__(self, name: str, directory: Path, settings: Sequence[str]) -> None:
+        self.name = name
+        self.log = directory / f"{name}-{free_port()}.log"
+        self._settings = list(settings)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        args = [str(BIN / f"stoker-{self.name}"), *(a for s in self._settings for a in ("--set", s))]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(args, stdout=log, stderr=log)
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def kill(self) -> None:
+        """kill -9, and reap."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+
+    def terminate(self, within_s: float = 20.0) -> int:
+        """SIGTERM, and wait for the end; returns the exit status."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(within_s)
+
+    def tail(self, lines: int = 30) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Registry(Service):
+    """A registry on a real etcd."""
+
+    def __init__(self, directory: Path, etcd_endpoint: str, *settings: str) -> None:
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        super().__init__(
+            "registry",
+            directory,
+            [f"listen={self.endpoint}", f"etcd.endpoints=[{etcd_endpoint!r}]", "membership.lease_ttl_s=3", *settings],
+        )
+
+
+FAST = (
+    "lifecycle.probe_interval_s=0.2",
+    "lifecycle.drain_settle_s=0.3",
+    "lifecycle.backoff_first_s=0.5",
+    "lifecycle.terminate_timeout_s=3",
+    "report.load_interval_s=0.2",
+    "stop_grace_s=0.5",
+)
+
+
+class Agent(Service):
+    """A node agent; its engines outlive it, so `end_engines` belongs in every teardown."""
+
+    def __init__(self, directory: Path, node_id: str, registries: Sequence[str], *settings: str) -> None:
+        self.node_id = node_id
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        self.state_dir = directory / node_id
+        super().__init__(
+            "node-agent",
+            directory,
+            [
+                f"node_id={node_id}",
+                f"listen={self.endpoint}",
+                f"registries={json.dumps(list(registries))}",
+                f"state_dir={self.state_dir}",
+                "engines=[vllm,sim]",
+                "cpu_slots=4",
+                *FAST,
+                *settings,
+            ],
+        )
+
+    def engine_pids(self) -> list[int]:
+        """Pids in the records on disk that are alive."""
+        pids = []
+        for path in (self.state_dir / "members").glob("*.json"):
+            with contextlib.suppress(ValueError, OSError):
+                record = json.loads(path.read_text())
+                if record["pid"] and Path(f"/proc/{record['pid']}").exists():
+                    pids.append(record["pid"])
+        return pids
+
+    def end_engines(self) -> None:
+        for pid in self.engine_pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Agent]:
+        """Started, and at the end gone with all it started."""
+        self.start()
+        try:
+            yield self
+        finally:
+            self.kill()
+            self.end_engines()
+
+    async def node(self) -> node_pb2.GetNodeResponse:
+        async with rpc.channel(self.endpoint) as channel:
+            stub = node_pb2_grpc.NodeServiceStub(channel)
+            return await stub.GetNode(node_pb2.GetNodeRequest(), timeout=5, wait_for_ready=True)
+
+
+@contextlib.asynccontextmanager
+async def inference(agent: Agent):  # type: ignore[no-untyped-def]
+    async with rpc.channel(agent.endpoint) as channel:
+        yield inference_pb2_grpc.InferenceServiceStub(channel)
+
+
+async def until(what: str, look: Callable[[], object], within_s: float = 20.0, every_s: float = 0.05) -> Any:
+    """The first true value of `look` (maybe awaitable). Fails naming `what` after `within_s`."""
+    deadline = time.monotonic() + within_s
+    last: object = None
+    while True:
+        try:
+            last = look()
+            if asyncio.iscoroutine(last):
+                last = await last
+        except (grpc.RpcError, rpc.StokerError, OSError) as error:
+            last = None
+            failure: object = error
+        else:
+            failure = last
+        if last:
+            return last
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within_s} s: {what}; last seen {failure!r}")
+        await asyncio.sleep(every_s)
