@@ -387,6 +387,7 @@ async def test_tool_calls_carry_arguments_that_fit(
         "messages": [{"role": "user", "content": "Weather?"}],
         "tools": [WEATHER],
         "tool_choice": choice,
+        "parallel_tool_calls": False,
         "max_tokens": 200,
         "logit_bias": no_blanks,
     }

@@ -22,9 +22,10 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
 from stoker.common.errors import InvalidRequest
 from stoker.local.chat_template import CHAT_TEMPLATE
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 BEGIN, END, TURN, TURN_END = "<|begin|>", "<|end|>", "<|turn|>", "<|turn_end|>"
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
@@ -87,9 +88,7 @@ def build(directory: Path, spec: ModelSpec = ModelSpec()) -> Path:
     if _holds(directory, spec):
         return directory
     if directory.exists() and any(directory.iterdir()) and not (directory / _MARKER).exists():
-        raise InvalidRequest.field(
-            "directory", f"{directory} is not empty and not a tiny model; name another"
-        )
+        raise InvalidRequest.field("directory", f"{directory} is not empty and not a tiny model; name another")
     directory.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
@@ -183,9 +182,7 @@ def _train_tokenizer(spec: ModelSpec) -> Tokenizer:
     )
     tokenizer.train_from_iterator(_corpus(), trainer)
     # Not special: a tool call's marks must survive detokenization, tool parsers look for them.
-    tokenizer.add_tokens(
-        [AddedToken(mark, special=False, normalized=False) for mark in (TOOL_CALL, TOOL_CALL_END)]
-    )
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in (TOOL_CALL, TOOL_CALL_END)])
     # Text completions begin with BEGIN; chat prompts get it from the template instead.
     tokenizer.post_processor = processors.Sequence([
         processors.ByteLevel(trim_offsets=False),
