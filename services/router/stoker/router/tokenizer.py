@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from stoker.common.errors import StokerError
 from stoker.router.render import ChatTemplate, Conversation, NotRendered
 
 log = structlog.get_logger(__name__)
+
+# One prompt at a time: handing it to the library's own thread pool would only add a wake-up.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

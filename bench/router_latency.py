@@ -1,0 +1,176 @@
+"""What the router adds to a request: the same requests, in turn to the engine and through the router.
+
+    python bench/router_latency.py                    # sim engine, 2 KB prompts, one client; a table
+    python bench/router_latency.py -o json --prompt-bytes 100000 --requests 100
+
+One engine and one router, each in a process of its own; every prompt is new, so that neither side has it
+tokenized or cached. `added` is the median of the pairwise differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from stoker.local.model import cached
+from tests.support.engines import TINY, running_engine
+from tests.support.router import eventually, replica, running_router, tell, tokenizer_of
+
+KINDS = {
+    "completion": ("/v1/completions", False),
+    "completion stream": ("/v1/completions", True),
+    "chat": ("/v1/chat/completions", False),
+    "chat stream": ("/v1/chat/completions", True),
+}
+
+
+class Client:
+    """One keep-alive connection, with as little of its own as possible."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def open(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+
+    async def ask(self, path: str, body: bytes) -> tuple[float, float]:
+        """Seconds to the first byte of the body, and to its end."""
+        started = time.perf_counter()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        self._writer.write(head.encode() + b"\r\n\r\n" + body)
+        headers = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        if b" 200 " not in headers.split(b"\r\n", 1)[0]:
+            raise RuntimeError(f"{path}: {headers.decode()}")
+        if b"content-length:" in headers:
+            size = int(headers.split(b"content-length:")[1].split(b"\r\n")[0])
+            await self._reader.readexactly(size)
+            first = time.perf_counter()
+            return first - started, first - started
+        first = 0.0
+        while True:
+            size = int(await self._reader.readline(), 16)
+            first = first or time.perf_counter()
+            await self._reader.readexactly(size + 2)
+            if not size:
+                return first - started, time.perf_counter() - started
+
+
+WORDS = Path(argparse.__file__).read_text().split()
+
+
+def prompt(rng: random.Random, size: int) -> str:
+    text = ""
+    while len(text) < size:
+        text += rng.choice(WORDS) + " "
+    return text[:size]
+
+
+def body(kind: str, text: str) -> bytes:
+    fields: dict[str, object] = {"model": "tiny", "max_tokens": 1, "temperature": 0}
+    path, stream = KINDS[kind]
+    if stream:
+        fields["stream"] = True
+    if path.endswith("chat/completions"):
+        fields["messages"] = [{"role": "user", "content": text}]
+    else:
+        fields["prompt"] = text
+    return json.dumps(fields).encode()
+
+
+async def measure(ports: dict[str, int], kind: str, options: argparse.Namespace) -> dict[str, object]:
+    rng = random.Random(options.seed)
+    clients = {name: Client(port) for name, port in ports.items()}
+    for client in clients.values():
+        await client.open()
+    taken: dict[str, list[float]] = {name: [] for name in ports}
+    for turn in range(options.requests + 20):
+        # Each goes first every other time.
+        for name in sorted(ports, reverse=bool(turn % 2)):
+            first, _ = await clients[name].ask(KINDS[kind][0], body(kind, prompt(rng, options.prompt_bytes)))
+            if turn >= 20:
+                taken[name].append(first * 1000)
+    added = [routed - direct for routed, direct in zip(taken["router"], taken["direct"], strict=True)]
+    return {
+        "kind": kind,
+        "prompt_bytes": options.prompt_bytes,
+        "requests": options.requests,
+        "direct_p50_ms": round(statistics.median(taken["direct"]), 3),
+        "router_p50_ms": round(statistics.median(taken["router"]), 3),
+        "added_p50_ms": round(statistics.median(added), 3),
+        "added_p99_ms": round(statistics.quantiles(added, n=100)[98], 3),
+    }
+
+
+async def serve(url: str) -> None:
+    """The router's own process: prints its port, and runs until its standard input closes."""
+    sha256, tokenizer = tokenizer_of(cached(TINY))
+    async with running_router("checks.interval_s=1") as app:
+        app.tokenizers.add(sha256, tokenizer)
+        tell(app, replica("tiny-0", url, sha256=sha256))
+        await eventually(lambda: app.view.targets["tiny-0"].parity == "ok", "parity with the engine", 30)
+        sys.stdout.write(f"{app.http_port}\n")
+        sys.stdout.flush()
+        await asyncio.to_thread(sys.stdin.read)
+
+
+async def run(options: argparse.Namespace) -> list[dict[str, object]]:
+    with tempfile.TemporaryDirectory() as folder:
+        args = ("--sim-speed", "1000") if options.engine == "sim" else ()
+        async with running_engine(options.engine, Path(folder), args=args) as engine:
+            router = await asyncio.create_subprocess_exec(
+                sys.executable,
+                __file__,
+                "--serve",
+                engine.url,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            try:
+                assert router.stdout is not None
+                line = b""
+                while not line.strip().isdigit():
+                    line = await asyncio.wait_for(router.stdout.readline(), 60)
+                    if not line:
+                        raise RuntimeError("the router did not start")
+                ports = {"direct": engine.request.http_port, "router": int(line)}
+                return [await measure(ports, kind, options) for kind in KINDS]
+            finally:
+                router.terminate()
+                await router.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What the router adds to a request.")
+    parser.add_argument("--engine", choices=("sim", "vllm"), default="sim")
+    parser.add_argument("--prompt-bytes", type=int, default=2048)
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        uvloop.run(serve(options.serve))
+        return
+    rows = uvloop.run(run(options))
+    if options.output == "json":
+        print(json.dumps(rows, indent=2))
+        return
+    names = list(rows[0])
+    print("  ".join(f"{name:>17}" for name in names))
+    for row in rows:
+        print("  ".join(f"{row[name]!s:>17}" for name in names))
+
+
+if __name__ == "__main__":
+    main()
