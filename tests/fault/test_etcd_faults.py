@@ -26,6 +26,7 @@ from stoker.etcd import (
     Snapshot,
     Target,
     Watch,
+    WatchTimes,
 )
 from tests.support.etcd import EtcdCluster, EtcdServer, eventually
 
@@ -155,14 +156,16 @@ async def test_kill_and_restart(etcd_alone: EtcdServer) -> None:
 
 
 async def test_a_frozen_server_is_noticed_and_taken_up_again(etcd_alone: EtcdServer) -> None:
-    async with EtcdClient([etcd_alone.endpoint]) as client:
+    times = WatchTimes(progress_s=0.5, silence_s=1.5)
+    async with EtcdClient([etcd_alone.endpoint], watch_times=times) as client:
         view = View(client.watch_prefix("/f/"))
         await client.put("/f/a", b"1")
         await view.equals(client, "/f/")
         etcd_alone.freeze()
-        assert await elapsed(eventually(lambda: view.watch.staleness() > 6)) < 8
+        # Past the silence, so that the watch has been given up and is being tried again.
+        assert await elapsed(eventually(lambda: view.watch.staleness() > 3)) < 4
         etcd_alone.thaw()
-        await eventually(lambda: view.watch.staleness() < 3, within_s=6)
+        await eventually(lambda: view.watch.staleness() < 1, within_s=6)
         await client.put("/f/a", b"2", idempotent=True, timeout=10)
         await view.equals(client, "/f/")
         assert view.versions("/f/a")[-1:] == [2]
