@@ -27,7 +27,7 @@ def kill(running: Stack, name: str) -> None:
 
 async def test_a_stream_on_a_killed_engine_says_so_and_ends(tmp_path: Path) -> None:
     async with stack(tmp_path, args=SLOW) as running:
-        pieces = []
+        pieces: list[bytes] = []
         async with running.http.post(f"{running.url}/v1/completions", json={**LONG, "prompt": "x"}) as answer:
             async with asyncio.timeout(10):
                 async for piece in answer.content.iter_any():
