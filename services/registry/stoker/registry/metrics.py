@@ -24,6 +24,4 @@ LEASE_FAILURES = Counter(
 )
 NODES_HELD = Gauge("stoker_registry_nodes_held", "Nodes shown although their leases ended: many ended at once.")
 RECORDS_UNREADABLE = Counter("stoker_registry_records_unreadable_total", "etcd values that could not be read.")
-FENCED = Counter(
-    "stoker_registry_fenced_writes_total", "Writes refused because their leader leads no more.", ["role"]
-)
+FENCED = Counter("stoker_registry_fenced_writes_total", "Writes refused because their leader leads no more.")

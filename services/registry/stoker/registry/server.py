@@ -44,6 +44,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request_iterator: AsyncIterator[registry_pb2.ReportRequest], context: Context
     ) -> AsyncIterator[registry_pb2.ReportResponse]:
         """An agent's stream."""
+        self._hub.require_synced()
         hello = await _hello(request_iterator)
         validation.require(validation.hello(hello, self._limits))
         agent = AgentStream(self._hub, self._store, self._config, self._limits, hello, self._rng)
@@ -67,6 +68,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request: registry_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[registry_pb2.WatchResponse]:
         """A watcher's stream."""
+        self._hub.require_synced()
         validation.require(validation.watch(request))
         watcher = self._hub.open_watch(request)
         try:
@@ -81,6 +83,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request: registry_pb2.GetFleetRequest, context: Context
     ) -> registry_pb2.GetFleetResponse:
         """Everything at once."""
+        self._hub.require_synced()
         state = self._hub.state
         return registry_pb2.GetFleetResponse(
             records=records.pack(state.records.items(), state.revision),
@@ -92,6 +95,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request: registry_pb2.PutDeploymentRequest, context: Context
     ) -> registry_pb2.PutDeploymentResponse:
         """Create or change a deployment."""
+        self._hub.require_synced()
         validation.require(validation.deployment(request.spec, self._limits))
         expected = request.expected_generation if request.HasField("expected_generation") else None
         written = await self._store.put_deployment(request.spec, expected)
@@ -102,6 +106,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request: registry_pb2.ScaleDeploymentRequest, context: Context
     ) -> registry_pb2.ScaleDeploymentResponse:
         """Change a replica count."""
+        self._hub.require_synced()
         validation.require(validation.scale(request.name, request.replicas, self._limits))
         written, previous = await self._store.scale_deployment(request.name, request.replicas)
         log.info("deployment.scaled", deployment=request.name, replicas=request.replicas, previous=previous)
@@ -111,6 +116,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request: registry_pb2.DeleteDeploymentRequest, context: Context
     ) -> registry_pb2.DeleteDeploymentResponse:
         """Remove a deployment."""
+        self._hub.require_synced()
         validation.require(validation.name("name", request.name))
         await self._store.delete_deployment(request.name)
         log.info("deployment.deleted", deployment=request.name)
@@ -120,6 +126,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request: registry_pb2.DrainNodeRequest, context: Context
     ) -> registry_pb2.DrainNodeResponse:
         """Mark or unmark a node."""
+        self._hub.require_synced()
         validation.require(validation.node_id("node_id", request.node_id))
         await self._store.drain_node(request.node_id, request.undo)
         log.info("node.drain", node=request.node_id, undo=request.undo)
@@ -129,6 +136,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request: registry_pb2.DrainReplicaRequest, context: Context
     ) -> registry_pb2.DrainReplicaResponse:
         """Ask a replica to drain."""
+        self._hub.require_synced()
         validation.require(validation.replica_id("replica_id", request.replica_id))
         assignment = await self._store.drain_replica(request.replica_id)
         log.info("replica.drain", replica=request.replica_id)
@@ -140,6 +148,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request: registry_pb2.SetDesiredRequest, context: Context
     ) -> registry_pb2.SetDesiredResponse:
         """Write desired counts."""
+        self._hub.require_synced()
         validation.require(validation.fence(request.fence))
         validation.require(validation.desired(request.desired, request.removed, self._limits))
         revision = await self._store.set_desired(request.fence, request.desired, request.removed)
@@ -149,6 +158,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request: registry_pb2.ApplyAssignmentsRequest, context: Context
     ) -> registry_pb2.ApplyAssignmentsResponse:
         """Write and remove assignments."""
+        self._hub.require_synced()
         validation.require(validation.fence(request.fence))
         validation.require(validation.assignments(request.puts, request.deletes, self._limits))
         revision = await self._store.apply_assignments(request.fence, request.puts, request.deletes)
@@ -158,6 +168,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request: registry_pb2.AcquireLeadershipRequest, context: Context
     ) -> registry_pb2.AcquireLeadershipResponse:
         """Try to lead."""
+        self._hub.require_synced()
         validation.require(validation.leadership(request.role, request.candidate, request.ttl_ms))
         fence, lease_id = await self._store.acquire(request.role, request.candidate, request.ttl_ms)
         log.info("leadership.granted", role=request.role, candidate=request.candidate, revision=fence.revision)
@@ -167,6 +178,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request: registry_pb2.RenewLeadershipRequest, context: Context
     ) -> registry_pb2.RenewLeadershipResponse:
         """Lead on."""
+        self._hub.require_synced()
         validation.require(validation.fence(request.fence))
         ttl_s = await self._store.renew_leader(request.fence, request.lease_id)
         return registry_pb2.RenewLeadershipResponse(ttl_ms=int(ttl_s * 1000))
@@ -175,6 +187,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request: registry_pb2.ResignLeadershipRequest, context: Context
     ) -> registry_pb2.ResignLeadershipResponse:
         """Step down."""
+        self._hub.require_synced()
         validation.require(validation.fence(request.fence))
         await self._store.resign(request.fence, request.lease_id)
         log.info("leadership.resigned", role=request.fence.role)

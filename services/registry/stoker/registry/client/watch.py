@@ -169,14 +169,6 @@ class FleetWatch:
                 async with asyncio.timeout(self._silence_s):
                     message = await call.read()
                 if not isinstance(message, registry_pb2.WatchResponse):
-                    # End of stream: the status tells why.
-                    if (code := await call.code()) is not grpc.StatusCode.OK:
-                        raise grpc.aio.AioRpcError(
-                            code,
-                            await call.initial_metadata(),
-                            await call.trailing_metadata(),
-                            details=await call.details(),
-                        )
                     return
                 source.heard_at = loop.time()
                 for event in self._take(source, message):
