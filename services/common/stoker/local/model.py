@@ -58,7 +58,7 @@ class ModelSpec:
     intermediate: int = 1408
     vocab: int = 4096
     """Tokens, at most; special ones included."""
-    max_positions: int = 16384
+    max_positions: int = 8192
     """Longest context, in tokens."""
 
     def key(self) -> str:

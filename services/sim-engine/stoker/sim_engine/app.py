@@ -59,6 +59,8 @@ async def _work(config: SimConfig) -> None:
                 tasks.create_task(head.broken())
     finally:
         await runner.cleanup()
+        if head is not None:
+            await head.close()
         if publisher is not None:
             publisher.close()
 
@@ -72,10 +74,12 @@ def main() -> None:
     try:
         with contextlib.suppress(asyncio.CancelledError):
             uvloop.run(serve(config))
-    except* gang.GangBroken as broken:
-        sys.exit(f"stoker-sim-engine: {broken.exceptions[0]}")
-    except* OSError as failed:
-        sys.exit(f"stoker-sim-engine: {failed.exceptions[0]}")
+    except* (gang.GangBroken, OSError) as failed:
+        sys.exit(f"stoker-sim-engine: {_first(failed)}")
+
+
+def _first(failed: BaseException) -> BaseException:
+    return _first(failed.exceptions[0]) if isinstance(failed, BaseExceptionGroup) else failed
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class Head:
         self._complete = asyncio.Event()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._server: asyncio.Server | None = None
+        self._holding: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def joined(self) -> None:
         """Wait for all members. Raises `GangBroken` after ten minutes."""
@@ -44,8 +45,23 @@ class Head:
         """Wait until a member is lost, then raise `GangBroken`."""
         await self._broken
 
+    async def close(self) -> None:
+        """Let go of the members; they end."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._holding.values():
+            writer.transport.abort()
+        await asyncio.gather(*self._holding, return_exceptions=True)
+        if not self._broken.done():
+            self._broken.cancel()
+        elif not self._broken.cancelled():
+            self._broken.exception()  # looked at: nobody may be waiting
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank = -1
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a connection's callback is a task
+        self._holding[task] = writer
         try:
             async with asyncio.timeout(_DEAD_S):
                 rank = int.from_bytes(await reader.readexactly(4), "big")
@@ -58,6 +74,7 @@ class Head:
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
             pass
         finally:
+            del self._holding[task]
             writer.close()
             if rank in self._members and not self._broken.done():
                 self._broken.set_exception(GangBroken(f"member {rank} is gone"))
