@@ -8,7 +8,6 @@ import random
 import secrets
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import structlog
@@ -189,8 +188,7 @@ class ControlLoop:
             if changed.done() and not lost.done():
                 await asyncio.sleep(self._config.debounce_s)
         finally:
-            for task in (lost, changed):
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+            # Not awaited: that would swallow a cancellation of this very task.
+            lost.cancel()
+            changed.cancel()
         self._changed.clear()
