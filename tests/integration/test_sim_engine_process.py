@@ -63,7 +63,7 @@ async def test_it_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
 async def test_it_weighs_little(tmp_path: Path) -> None:
     async with running_engine("sim", tmp_path, args=FAST) as engine:
         resident = _resident_kib(engine.process.pid)
-        assert resident < 70 * 1024, f"{resident} KiB resident"
+        assert resident < 60 * 1024, f"{resident} KiB resident"
 
 
 def _resident_kib(pid: int) -> int:

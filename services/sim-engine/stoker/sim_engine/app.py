@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import sys
 
-import structlog
 import uvloop
 from aiohttp import web
 
@@ -18,7 +18,7 @@ from stoker.sim_engine.publisher import Publisher
 from stoker.sim_engine.server import Server
 from stoker.sim_engine.tokenizer import Tokenizer
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 
 async def serve(config: SimConfig) -> None:
@@ -50,7 +50,7 @@ async def _work(config: SimConfig) -> None:
     await runner.setup()
     try:
         await web.TCPSite(runner, config.host, config.port, backlog=1024).start()
-        log.info("serving", host=config.host, port=config.port, model=config.served_names[0])
+        log.info("serving %s on %s:%d", config.served_names[0], config.host, config.port)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(engine.run())
             if publisher is not None:
@@ -67,6 +67,8 @@ async def _work(config: SimConfig) -> None:
 
 def main() -> None:
     """The console entry."""
+    # The standard library's logging: a fleet of these runs on one machine, and each module weighs on each.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = parse()
     except OSError as error:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import structlog
 
 from stoker.sim_engine.config import SimConfig
 from stoker.sim_engine.core import text
@@ -17,7 +16,7 @@ from stoker.sim_engine.core.scheduler import Output, Request, Scheduler, Step
 from stoker.sim_engine.metrics import Metrics
 from stoker.sim_engine.publisher import Publisher
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class SimEngine:
         """Start a call. Raises `ValueError` if a prompt can never fit into the cache."""
         self._accepted += 1
         if 0 < self.config.faults.crash_after <= self._accepted:
-            log.error("crashing as told", after=self._accepted)
+            log.error("crashing as told, after %d requests", self._accepted)
             os._exit(1)
         added: list[Request] = []
         try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import structlog
 from aiohttp import web
 
 from stoker.sim_engine.api import chat, completions, request, responses
@@ -15,7 +15,7 @@ from stoker.sim_engine.core import text
 from stoker.sim_engine.engine import SimEngine
 from stoker.sim_engine.tokenizer import Tokenizer
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 VERSION = "0.32.0"
 """The vLLM version imitated."""
@@ -138,5 +138,5 @@ async def _errors(
         return web.json_response({"detail": "Not Found"}, status=404)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         # A field of a shape that no check above foresaw: this call fails, the engine lives.
-        log.warning("malformed request", path=request.path, error=repr(error))
+        log.warning("malformed request to %s: %r", request.path, error)
         return ApiError(f"The request has a field of the wrong shape: {error!r}").response()
