@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+
 from stoker.api.common.v1 import common_pb2
 from stoker.api.inference.v1 import inference_pb2_grpc
 from stoker.api.node.v1 import node_pb2, node_pb2_grpc
-from stoker.api.registry.v1 import records_pb2, registry_pb2
+from stoker.api.registry.v1 import records_pb2
 from stoker.common import rpc
+from stoker.common.errors import StokerError
 from stoker.registry.client import RegistryClient
 from tests.support.etcd import free_port
 
@@ -151,7 +153,7 @@ async def until(what: str, look: Callable[[], object], within_s: float = 20.0, e
             last = look()
             if asyncio.iscoroutine(last):
                 last = await last
-        except (grpc.RpcError, rpc.StokerError, OSError) as error:
+        except (grpc.RpcError, StokerError, OSError) as error:
             last = None
             failure: object = error
         else:
@@ -161,3 +163,82 @@ async def until(what: str, look: Callable[[], object], within_s: float = 20.0, e
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {within_s} s: {what}; last seen {failure!r}")
         await asyncio.sleep(every_s)
+
+
+class Planner:
+    """Writes assignments as the leading planner would."""
+
+    def __init__(self, client: RegistryClient, model: str) -> None:
+        self.client = client
+        self.model = model
+        self._fence: common_pb2.Fence | None = None
+
+    async def lead(self) -> None:
+        lease = await until(
+            "leadership", lambda: self.client.acquire_leadership("planner", f"test-{free_port()}", 60.0)
+        )
+        self._fence, self._lease = lease.fence, lease.lease_id
+
+    async def resign(self) -> None:
+        assert self._fence is not None
+        await self.client.resign_leadership(self._fence, self._lease)
+
+    async def assign(
+        self,
+        replica_id: str,
+        *nodes: str,
+        args: Sequence[str] = (),
+        wanted: records_pb2.Wanted.ValueType = records_pb2.WANTED_RUN,
+        **spec: Any,
+    ) -> records_pb2.Assignment:
+        deployment = replica_id.rpartition("-")[0]
+        assignment = records_pb2.Assignment(
+            replica_id=replica_id,
+            deployment=deployment,
+            spec=common_pb2.DeploymentSpec(
+                **{
+                    "name": deployment,
+                    "model": self.model,
+                    "engine": "sim",
+                    "engine_args": args,
+                    "replicas": 1,
+                    "gang_size": len(nodes),
+                    **spec,
+                }
+            ),
+            generation=1,
+            members=[records_pb2.GangMember(rank=rank, node_id=node) for rank, node in enumerate(nodes)],
+            wanted=wanted,
+            rendezvous_port=free_port() if len(nodes) > 1 else 0,
+        )
+        assert self._fence is not None
+        await self.client.apply_assignments(self._fence, [assignment])
+        return assignment
+
+    async def change(self, assignment: records_pb2.Assignment) -> None:
+        assert self._fence is not None
+        await self.client.apply_assignments(self._fence, [assignment])
+
+    async def remove(self, *replica_ids: str) -> None:
+        assert self._fence is not None
+        await self.client.apply_assignments(self._fence, [], list(replica_ids))
+
+
+async def member(agent: Agent, replica_id: str) -> records_pb2.MemberStatus | None:
+    """What an agent says of its member of a replica."""
+    return next((m for m in (await agent.node()).members if m.replica_id == replica_id), None)
+
+
+async def reaches(
+    agent: Agent, replica_id: str, state: records_pb2.State.ValueType, within_s: float = 20.0
+) -> records_pb2.MemberStatus:
+    """The member's status once it is in `state`."""
+
+    async def look() -> records_pb2.MemberStatus | None:
+        found = await member(agent, replica_id)
+        return found if found is not None and found.state == state else None
+
+    try:
+        return await until(f"{replica_id} {records_pb2.State.Name(state)}", look, within_s)  # type: ignore[no-any-return]
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{await member(agent, replica_id)}\n{agent.tail()}") from error

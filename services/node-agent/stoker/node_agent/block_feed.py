@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 import structlog
 
 from stoker.api.registry.v1 import registry_pb2
-from stoker.node_agent import wire
+from stoker.node_agent import telemetry, wire
 from stoker.node_agent.core.digest import ReplicaDigest
 from stoker.node_agent.engine.events import Batch
 from stoker.node_agent.engine.protocol import KvEndpoint
@@ -44,6 +45,7 @@ class BlockFeed:
         self._publish = publish
         self._interval_s = interval_s
         self._batch = batch
+        self._counted = asdict(digest.counts)
         self._full = asyncio.Event()
         self._endpoints = endpoints
         self._streams = contextlib.AsyncExitStack()
@@ -74,6 +76,11 @@ class BlockFeed:
         """Tell all changes now."""
         for delta in self.digest.deltas():
             self._publish(wire.delta_of(self._replica_id, delta))
+        counts = asdict(self.digest.counts)
+        for kind, count in counts.items():
+            if count != self._counted[kind]:
+                telemetry.DIGEST_EVENTS.labels(kind).inc(count - self._counted[kind])
+        self._counted = counts
 
     def tell_all(self) -> None:
         """Tell the whole set, for who cannot trust what it has."""
@@ -107,6 +114,7 @@ class BlockFeed:
             case Lost():
                 # Before anything is held nothing can be wrong: an old engine's first events are gone, that is all.
                 self.gaps += 1
+                telemetry.DIGEST_GAPS.inc()
                 log.warning("blocks.events_lost", replica=self._replica_id, first=item.first, last=item.last)
                 self.digest.lost(rank)
             case Restarted():

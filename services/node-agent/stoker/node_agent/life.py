@@ -53,17 +53,18 @@ class Life:
         self._request = request
         self._changed = changed
         self._meter = Meter(None, None)
-        self._load_sequence = 0
+        self._load_sequence = _wall_ms()
         self._feed: BlockFeed | None = None
-        self._saved_at_sequence = -1
+        self._saved_version = -1
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self, resume: DigestCopy | None = None) -> None:
         """Begin. Raises Unavailable when an address for KV events is taken."""
         if self._task.leads:
             digest = ReplicaDigest(self._task.served_model_name)
-            digest.begin(self._epoch)
-            known = resume is not None and resume.image.epoch == self._epoch and digest.restore(resume.image)
+            # An agent that adopts an engine goes on in the same epoch, above all that was told before.
+            digest.begin(self._epoch, sequence=_wall_ms())
+            known = resume is not None and digest.restore(resume.image)
             self._feed = BlockFeed(
                 self._task.replica_id,
                 digest,
@@ -166,12 +167,12 @@ class Life:
     async def save(self) -> None:
         """Copy the block digest to disk if it changed since the last time."""
         feed = self._feed
-        if feed is None or feed.digest.sequence == self._saved_at_sequence:
+        if feed is None or feed.digest.version == self._saved_version:
             return
         feed.flush()
-        sequence, copy = feed.digest.sequence, feed.copy()
+        version, copy = feed.digest.version, feed.copy()
         await asyncio.to_thread(self._around.state.write_digest, self._task.key, copy)
-        self._saved_at_sequence = sequence
+        self._saved_version = version
 
     async def _save_for_ever(self) -> None:
         while True:
@@ -184,3 +185,7 @@ class Life:
         while True:
             await asyncio.sleep(_LOG_CHECK_S)
             await asyncio.to_thread(state_files.bound_log, path, self._config.max_log_bytes)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

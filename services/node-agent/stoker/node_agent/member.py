@@ -53,6 +53,7 @@ class MemberRunner:
         self._info: records_pb2.EngineInfo | None = None
         self._exit: Exit | None = None
         self._log_tail: list[str] = []
+        self._tiers: tuple[str, ...] = ("GPU",)
         self._wake = asyncio.Event()
         self._since_wall_s = time.time()
         self._reported: records_pb2.MemberStatus | None = None
@@ -151,7 +152,7 @@ class MemberRunner:
             self._note_change(before)
         if exit_ is not None and self.member.task.leads:
             # Withdrawn: a new epoch that holds nothing.
-            for piece in nothing(self.member.epoch):
+            for piece in nothing(self.member.epoch, self._tiers):
                 self._around.reports.publish_digest(wire.piece_of(self.replica_id, piece))
         for act in acts:
             await self._do(act)
@@ -295,4 +296,5 @@ class MemberRunner:
         if life is None:
             return
         self._info = life.info or self._info
+        self._tiers = life.digest.tiers if life.digest is not None else self._tiers
         await life.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import structlog
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.errors import InvalidRequest, NotFound, Unavailable
 from stoker.node_agent import telemetry, wire
+from stoker.node_agent.core.digest import TIERS
 from stoker.node_agent.core.gang import State
 from stoker.node_agent.core.task import Task
 from stoker.node_agent.engine.client import EngineClient
@@ -25,6 +27,17 @@ class Supervisor:
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         self._runners: dict[str, MemberRunner] = {}
+        for state in State:
+            telemetry.MEMBERS.labels(state.value).set_function(partial(self._in_state, state))
+        for tier in TIERS:
+            telemetry.DIGEST_BLOCKS.labels(tier).set_function(partial(self._blocks_in, tier))
+
+    def _in_state(self, state: State) -> int:
+        return sum(runner.member.state is state for runner in self.runners)
+
+    def _blocks_in(self, tier: str) -> int:
+        lives = [runner.life for runner in self.runners]
+        return sum(life.digest.count(tier) for life in lives if life is not None and life.digest is not None)
 
     @property
     def runners(self) -> Iterable[MemberRunner]:
@@ -52,7 +65,6 @@ class Supervisor:
         for key, runner in self._runners.items():
             if key not in tasks:
                 runner.assign(None, {})
-        self._count()
 
     def _tasks(self, assignments: registry_pb2.NodeAssignments) -> Iterator[Task]:
         node, lifecycle = self._around.node, self._around.config.lifecycle
@@ -68,11 +80,6 @@ class Supervisor:
                 )
             except InvalidRequest as error:
                 log.error("supervisor.assignment_refused", error=error.message)
-
-    def _count(self) -> None:
-        for state in State:
-            members = sum(runner.member.state is state for runner in self.runners)
-            telemetry.MEMBERS.labels(state.value).set(members)
 
     def drain_all(self) -> None:
         """Let every engine finish and stop."""

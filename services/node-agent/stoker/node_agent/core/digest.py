@@ -28,7 +28,7 @@ _Name = tuple[int, BlockHash]
 
 @dataclass(frozen=True)
 class Delta:
-    """One step of one tier. Applies only to `sequence` − 1 of the same epoch."""
+    """One step of one tier. Applies only to `sequence` − 1 of the same tier and epoch."""
 
     epoch: int
     sequence: int
@@ -41,7 +41,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a snapshot of all tiers; the last one says `more=False`. All have one sequence."""
+    """A part of a snapshot of one tier; the last one says `more=False`. All have one sequence."""
 
     epoch: int
     sequence: int
@@ -75,6 +75,9 @@ class _Tier:
     names: dict[int, int] = field(default_factory=dict)
     """Names that hold each key."""
     xor: int = 0
+    sequence: int = 0
+    used: bool = False
+    """Whether anything was ever held: a tier that never was is not told of."""
     added: set[int] = field(default_factory=set)
     removed: set[int] = field(default_factory=set)
 
@@ -93,7 +96,6 @@ class ReplicaDigest:
         self._tiers = {name: _Tier() for name in TIERS}
         self._group: int | None = None
         self.epoch = 0
-        self.sequence = 0
         self.block_size: int | None = None
         self.counts = Counts()
         if blocks:
@@ -105,13 +107,14 @@ class ReplicaDigest:
 
     # --- events -------------------------------------------------------------------------------------------
 
-    def begin(self, epoch: int) -> None:
-        """A new life of the engine: nothing is held."""
-        self._drop_all()
-        for tier in self._tiers.values():
-            tier.added.clear()
-            tier.removed.clear()
-        self.epoch, self.sequence = epoch, 0
+    def begin(self, epoch: int, sequence: int = 0) -> None:
+        """A new life of the engine, or of its agent: nothing is held.
+
+        `sequence` must be above every sequence told before in this epoch.
+        """
+        self._keys = {}
+        self._tiers = {name: _Tier(sequence=sequence, used=name == "GPU") for name in TIERS}
+        self.epoch = epoch
         self._group = None
 
     def apply(self, events: Iterable[Event], dp_rank: int = 0) -> None:
@@ -191,6 +194,7 @@ class ReplicaDigest:
     def _hold(self, tier: _Tier, key: int) -> None:
         held = tier.names.get(key, 0)
         tier.names[key] = held + 1
+        tier.used = True
         if held:
             return
         tier.xor ^= key
@@ -254,10 +258,10 @@ class ReplicaDigest:
             for key, adds in part:
                 xor ^= key
                 count += 1 if adds else -1
-            self.sequence += 1
+            tier.sequence += 1
             yield Delta(
                 self.epoch,
-                self.sequence,
+                tier.sequence,
                 name,
                 tuple(key for key, adds in part if adds),
                 tuple(key for key, adds in part if not adds),
@@ -266,24 +270,26 @@ class ReplicaDigest:
             )
 
     def snapshot(self, limit: int = 65_536) -> list[Piece]:
-        """Everything held, in pieces of at most `limit` keys. Take `deltas` first: it shares their sequence."""
-        parts: list[tuple[str, Sequence[int]]] = []
+        """Every tier ever used, in pieces of at most `limit` keys. Take `deltas` first: it shares their sequence."""
+        pieces = []
         for name, tier in self._tiers.items():
+            if not tier.used:
+                continue
             keys = sorted(tier.names)
-            parts += [(name, keys[at : at + limit]) for at in range(0, len(keys), limit)]
-        parts = parts or [("GPU", ())]
-        return [
-            Piece(
-                self.epoch,
-                self.sequence,
-                name,
-                tuple(keys),
-                self._tiers[name].xor,
-                len(self._tiers[name].names),
-                more=at + 1 < len(parts),
-            )
-            for at, (name, keys) in enumerate(parts)
-        ]
+            for at in range(0, max(len(keys), 1), limit):
+                part, more = tuple(keys[at : at + limit]), at + limit < len(keys)
+                pieces.append(Piece(self.epoch, tier.sequence, name, part, tier.xor, len(keys), more))
+        return pieces
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Tiers that ever held anything."""
+        return tuple(name for name, tier in self._tiers.items() if tier.used)
+
+    @property
+    def version(self) -> int:
+        """Rises with each delta."""
+        return sum(tier.sequence for tier in self._tiers.values())
 
     def held(self, tier: str = "GPU") -> frozenset[int]:
         """Keys held in a tier."""
@@ -301,14 +307,13 @@ class ReplicaDigest:
             (rank, hash_, key, [tier.copies.get((rank, hash_), 0) for tier in self._tiers.values()])
             for (rank, hash_), key in self._keys.items()
         ]
-        return Image(self._model, self.epoch, self.sequence, self.block_size, self._group, blocks)
+        return Image(self._model, self.epoch, self.block_size, self._group, blocks)
 
     def restore(self, image: Image) -> bool:
-        """Take over a copy. False, and nothing taken, when it is of another model or of more blocks than fit."""
-        if image.model != self._model or len(image.blocks) > self._limit:
+        """Take over a copy after `begin`. False, and nothing taken, when it is of another life or model."""
+        if (image.model, image.epoch) != (self._model, self.epoch) or len(image.blocks) > self._limit:
             return False
-        self.begin(image.epoch)
-        self.sequence, self.block_size, self._group = image.sequence, image.block_size, image.group
+        self.block_size, self._group = image.block_size, image.group
         for rank, hash_, key, copies in image.blocks:
             name = (rank, hash_)
             self._keys[name] = key
@@ -327,16 +332,15 @@ class Image:
 
     model: str
     epoch: int
-    sequence: int
     block_size: int | None
     group: int | None
     blocks: list[tuple[int, bytes | int, int, list[int]]]
     """(data-parallel rank, engine hash, key, copies by tier)."""
 
 
-def nothing(epoch: int) -> list[Piece]:
+def nothing(epoch: int, tiers: Iterable[str]) -> list[Piece]:
     """The snapshot of an engine that is no more."""
-    return [Piece(epoch, 0, "GPU", (), 0, 0, more=False)]
+    return [Piece(epoch, 0, tier, (), 0, 0, more=False) for tier in tiers]
 
 
 def _extra_bytes(extra: Sequence[object]) -> list[bytes]:
