@@ -93,7 +93,8 @@ def weigh(request: Request, fleet: Fleet, replicas: list[Replica], now: float, r
     total = sum(loads.values())
     slack = (1.0 + config.epsilon) / sum(replica.capacity for replica in replicas)
     kv = config.kv_weight * (request.prompt_tokens + request.output_tokens)
-    home = config.home_credit * max(0, request.prompt_tokens - request.block_size * max(believed.values(), default=0))
+    unknown = max(0, request.prompt_tokens - request.block_size * max(believed.values(), default=0))
+    home = config.home_credit * unknown
     views = []
     for replica in replicas:
         name = replica.id
@@ -168,12 +169,10 @@ def _excess(view: Candidate) -> tuple[float, int]:
 def _reason(best: Candidate, views: list[Candidate], opened: bool) -> Reason:
     if not opened:
         return Reason.LEAST_LOADED
-    if any(view.speculative > best.speculative for view in views):
+    if any(view.cached > best.cached for view in views):
         return Reason.SPILL
-    if best.exact and best.exact * 2 >= best.speculative:
-        return Reason.EXACT
-    if best.speculative:
-        return Reason.SPECULATIVE
+    if best.cached:
+        return Reason.EXACT if 2 * best.trust * best.exact >= best.cached else Reason.SPECULATIVE
     return Reason.RING if best.ring_rank == 0 else Reason.SPILL
 
 

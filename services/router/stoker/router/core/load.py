@@ -60,6 +60,11 @@ class LoadLedger:
         seen = account.reported + account.since
         return seen if seen > account.own else account.own
 
+    def own(self, replica: str) -> float:
+        """Return the tokens that this router itself has in flight on a replica."""
+        account = self._accounts.get(replica)
+        return account.own if account else 0.0
+
     def dispatch(self, replica: str, prefill: float, kv: float, now: float) -> int:
         """Count a request: `prefill` tokens until its first token, `kv` tokens until it ends. Returns its id."""
         flight = self._next

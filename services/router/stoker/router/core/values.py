@@ -30,7 +30,7 @@ class Reason(Enum):
     EXACT = "exact"  # its reported KV blocks cover most of the prompt's known prefix
     SPECULATIVE = "speculative"  # this router sent the prefix there a moment ago
     RING = "ring"  # nobody holds the prefix: its home on the ring
-    SPILL = "spill"  # a better match exists, but is full or costs more
+    SPILL = "spill"  # a better match, or the home, is full or costs more
     LEAST_LOADED = "least_loaded"  # all are over the bound: the one that is least over
     ROUND_ROBIN = "round_robin"  # the baseline policy
     PANIC = "panic"  # too few are healthy to trust the verdict: all are tried
@@ -155,12 +155,10 @@ class RoutingConfig:
     """A replica is open below this load whatever its share: affinity holds when the fleet is quiet."""
     kv_weight: float = 0.1
     """Load of one token of active KV, in queued prefill tokens."""
-    miss_weight: float = 4.0
+    miss_weight: float = 3.0
     """What an uncached token costs against a queued one: it also evicts a block that someone else wants."""
-    home_credit: float = 0.5
+    home_credit: float = 0.15
     """The share of what nobody holds that its home on the ring is credited with, so that routers agree."""
-    decode_pressure_s: float = 0.0
-    """Cost in seconds of each 1,000 tokens of active KV on a replica."""
     vnodes: int = 128
     """Points on the ring for capacity 1.0."""
     speculative_credit: float = 0.95

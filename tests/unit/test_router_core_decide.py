@@ -1,0 +1,204 @@
+"""The decision, case by case."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from stoker.common.errors import Unavailable
+from stoker.router.core import (
+    ROUND_ROBIN,
+    Fleet,
+    Outcome,
+    Reason,
+    Replica,
+    Request,
+    Role,
+    RoutingConfig,
+    Snapshot,
+    Tier,
+    decide,
+)
+
+KEYS = list(range(1_000, 1_040))
+REQUEST = Request(KEYS, 645)
+
+
+def fleet(*names: str, config: RoutingConfig | None = None, **fields: object) -> Fleet:
+    made = Fleet(config)
+    for name in names or ("a", "b", "c"):
+        made.put(Replica(name, **fields))  # type: ignore[arg-type]
+    return made
+
+
+def hold(made: Fleet, replica: str, keys: list[int], tier: Tier = Tier.GPU) -> None:
+    made.snapshot(replica, Snapshot(1, 1, {tier: keys}), 0.0)
+
+
+def test_the_longest_reported_prefix_wins() -> None:
+    made = fleet()
+    hold(made, "b", KEYS)
+    hold(made, "c", KEYS[:20])
+    decision = decide(REQUEST, made, 0.0, Random(1), explain=True)
+    assert (decision.replica, decision.reason) == ("b", Reason.EXACT)
+    assert (decision.cached_tokens, decision.prefill_tokens) == (640, 5)
+    assert decision.fallbacks[0] == "c"
+    assert {candidate.replica: candidate.exact for candidate in decision.candidates} == {"a": 0, "b": 640, "c": 320}
+
+
+def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
+    made = fleet()
+    hold(made, "b", KEYS)
+    assert decide(Request(KEYS, 640), made, 0.0, Random(1)).prefill_tokens == 1
+
+
+def test_a_dispatch_is_known_before_any_digest() -> None:
+    made = fleet()
+    first = decide(REQUEST, made, 0.0, Random(1))
+    made.dispatch(REQUEST, first, 0.0)
+    second = decide(REQUEST, made, 0.01, Random(2))
+    assert (second.replica, second.reason) == (first.replica, Reason.SPECULATIVE)
+
+
+def test_an_unknown_prefix_goes_home_on_the_ring() -> None:
+    made = fleet()
+    homes = {decide(Request([key], 20), made, 0.0, Random(key)).replica for key in range(60)}
+    assert homes == {"a", "b", "c"}
+    decision = decide(REQUEST, made, 0.0, Random(1))
+    assert decision.reason is Reason.RING
+    assert decision.replica == next(made.ring.order(KEYS[0]))
+
+
+def test_a_system_prompt_common_to_all_does_not_choose_the_home() -> None:
+    made = fleet()
+    for replica in "abc":
+        hold(made, replica, KEYS)
+    homes = {decide(Request([*KEYS, tail], 660), made, 0.0, Random(1)).replica for tail in range(60)}
+    assert homes == {"a", "b", "c"}
+
+
+def test_a_full_replica_spills_and_says_so() -> None:
+    made = fleet(config=RoutingConfig(floor_tokens=2_000))
+    hold(made, "b", KEYS)
+    made.load.report("b", 50_000, seen_at=0.0)
+    decision = decide(REQUEST, made, 0.0, Random(1))
+    assert decision.replica != "b"
+    assert decision.reason is Reason.SPILL
+
+
+def test_with_all_over_the_bound_the_least_over_takes_it() -> None:
+    made = fleet(config=RoutingConfig(floor_tokens=0.0, epsilon=0.0))
+    for replica, load in zip("abc", (900, 500, 700), strict=True):
+        made.load.report(replica, load, seen_at=0.0)
+    decision = decide(Request([], 10_000), made, 0.0, Random(1))
+    assert (decision.replica, decision.over_bound, decision.reason) == ("b", True, Reason.LEAST_LOADED)
+
+
+def test_a_quiet_fleet_is_never_over_its_bound() -> None:
+    made = fleet()
+    assert not decide(Request([], 8_000), made, 0.0, Random(1)).over_bound
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ready": False}, {"draining": True}, {"role": Role.DECODE}],
+)
+def test_unfit_replicas_are_left_out(change: dict[str, object]) -> None:
+    made = fleet("b", "c")
+    made.put(Replica("a", **change))  # type: ignore[arg-type]
+    hold(made, "a", KEYS)
+    request = Request(KEYS, 645, role=Role.PREFILL)
+    assert decide(request, made, 0.0, Random(1)).replica != "a"
+
+
+def test_only_a_replica_with_the_adapter_serves_it() -> None:
+    made = fleet()
+    made.put(Replica("c", adapters=frozenset({"poet"})))
+    assert decide(Request([], 10, adapter="poet"), made, 0.0, Random(1)).replica == "c"
+    with pytest.raises(Unavailable, match="adapter 'cook'") as caught:
+        decide(Request([], 10, adapter="cook"), made, 0.0, Random(1))
+    assert caught.value.reason == "NO_REPLICA"
+
+
+def test_nothing_to_route_to_is_said_with_a_delay() -> None:
+    with pytest.raises(Unavailable) as caught:
+        decide(REQUEST, Fleet(), 0.0, Random(1))
+    assert caught.value.retry_after_s
+
+
+def test_replicas_already_tried_are_left_out() -> None:
+    made = fleet()
+    hold(made, "b", KEYS)
+    assert decide(Request(KEYS, 645, exclude=frozenset("b")), made, 0.0, Random(1)).replica != "b"
+
+
+def test_an_ejected_replica_is_left_out_until_its_pause_is_over() -> None:
+    made = fleet("a", "b", "c", "d")
+    hold(made, "b", KEYS)
+    for _ in range(3):
+        made.observe("b", Outcome.FAULT, 0.0)
+    assert decide(REQUEST, made, 1.0, Random(1)).replica != "b"
+    assert decide(REQUEST, made, 6.0, Random(1)).replica == "b"
+
+
+def test_panic_routes_to_all_when_too_few_are_left() -> None:
+    made = fleet("a", "b")
+    for _ in range(3):
+        made.observe("a", Outcome.FAULT, 0.0)
+    made.put(Replica("b", draining=True))
+    assert decide(REQUEST, made, 0.0, Random(1)).reason is Reason.PANIC
+
+
+def test_a_digest_too_old_to_trust_gives_no_credit() -> None:
+    made = fleet()
+    hold(made, "b", KEYS)
+    decision = decide(REQUEST, made, 1_000.0, Random(1))
+    assert decision.cached_tokens == 0
+    assert decision.reason is not Reason.EXACT
+
+
+def test_own_dispatches_count_beside_a_digest_too_old_to_trust() -> None:
+    made = fleet()
+    hold(made, "b", KEYS)
+    first = decide(REQUEST, made, 0.0, Random(1))
+    made.dispatch(REQUEST, first, 1_000.0)
+    assert decide(REQUEST, made, 1_000.0, Random(1)).cached_tokens > 600
+
+
+def test_slower_tiers_are_worth_less() -> None:
+    made = fleet("a", "b")
+    hold(made, "a", KEYS, Tier.STORAGE)
+    hold(made, "b", KEYS, Tier.CPU)
+    decision = decide(REQUEST, made, 0.0, Random(1))
+    assert decision.replica == "b"
+    assert 400 < decision.cached_tokens < 500
+
+
+def test_another_block_size_earns_no_credit() -> None:
+    made = fleet("a", "c")
+    made.put(Replica("b", block_size=32))
+    hold(made, "b", KEYS)
+    assert decide(REQUEST, made, 0.0, Random(1)).cached_tokens == 0
+
+
+def test_round_robin_takes_turns() -> None:
+    made = fleet()
+    hold(made, "a", KEYS)
+    chosen = [decide(REQUEST, made, 0.0, Random(1), policy=ROUND_ROBIN).replica for _ in range(6)]
+    assert chosen == ["a", "b", "c"] * 2
+
+
+def test_the_slower_machine_gets_less() -> None:
+    made = fleet("a")
+    made.put(Replica("b", prefill_rate=1_000.0))
+    made.put(Replica("c", prefill_rate=1_000.0))
+    assert decide(Request([], 5_000), made, 0.0, Random(1)).replica == "a"
+
+
+def test_removing_a_replica_forgets_all_of_it() -> None:
+    made = fleet()
+    hold(made, "b", KEYS)
+    made.remove("b")
+    made.put(Replica("b"))
+    assert decide(REQUEST, made, 0.0, Random(1)).cached_tokens == 0
