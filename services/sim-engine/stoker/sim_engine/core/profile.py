@@ -12,11 +12,11 @@ class Profile:
     The defaults are fitted to vLLM 0.32 serving Stoker's tiny model on one CPU thread (docs/engines.md).
     """
 
-    step_s: float = 0.006
+    step_s: float = 0.0045
     """Any step at all: scheduling, sampling, reading the weights once."""
-    prefill_token_s: float = 1 / 2500
-    decode_sequence_s: float = 0.0015
-    context_token_s: float = 6e-8
+    prefill_token_s: float = 1 / 1400
+    decode_sequence_s: float = 0.0017
+    context_token_s: float = 1.6e-7
     """For each token computed and each token before it that it attends to."""
     speed: float = 1.0
     """Divides all of the above."""
