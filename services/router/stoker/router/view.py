@@ -37,6 +37,8 @@ _TIERS = {
 }
 _ROLES = {common_pb2.ROLE_PREFILL: core.Role.PREFILL, common_pb2.ROLE_DECODE: core.Role.DECODE}
 _DEFAULT_BLOCK_SIZE = 16
+_EARLY_UPDATES = 1024
+_EARLY_REPLICAS = 4096
 
 
 @dataclass(slots=True)
@@ -177,6 +179,7 @@ class View:
         self.pools: dict[str, Pool] = {}
         self.sources: dict[str, Source] = {}
         self._deployed: dict[str, str] = {}  # deployment → served model name
+        self._early: dict[str, list[registry_pb2.DigestUpdate]] = {}
 
     @property
     def synced(self) -> bool:
@@ -222,22 +225,20 @@ class View:
         upserts: registry_pb2.Records | None,
         removals: registry_pb2.Removals | None = None,
         *,
+        now: float,
         snapshot: bool = False,
         whole: bool = False,
-    ) -> list[Target]:
-        """Take records that changed or went. Returns the replicas that are new or began a new epoch.
+    ) -> None:
+        """Take records that changed or went.
 
         `snapshot` says that all there is has been told by now; `whole`, that `upserts` alone is all there is.
         """
-        fresh: list[Target] = []
         touched: set[Pool] = set()
         for deployment in upserts.deployments if upserts is not None else ():
             spec = deployment.spec
             self._deployed[spec.name] = spec.served_model_name or spec.name
         for record in upserts.replicas if upserts is not None else ():
-            target, renewed = self._put(record, touched)
-            if renewed:
-                fresh.append(target)
+            self._put(record, touched)
         if removals is not None:
             for name in removals.deployments:
                 self._deployed.pop(name, None)
@@ -253,9 +254,9 @@ class View:
                 del self.pools[pool.model]
         if snapshot:
             self.told.set()
-        return fresh
+        self._catch_up(now)
 
-    def _put(self, record: records_pb2.Replica, touched: set[Pool]) -> tuple[Target, bool]:
+    def _put(self, record: records_pb2.Replica, touched: set[Pool]) -> None:
         target = self.targets.get(record.replica_id)
         if target is None:
             target = self.targets[record.replica_id] = Target(record)
@@ -274,7 +275,6 @@ class View:
                 self.pools[model] = target.pool
                 target.pool.targets[target.id] = target
             touched.add(target.pool)
-        return target, renewed
 
     def _renew(self, target: Target) -> None:
         """A new life of the engine: all that was believed of the old one is void."""
@@ -290,6 +290,7 @@ class View:
                 fleet.index.forget(target.id)
 
     def _remove(self, replica_id: str, touched: set[Pool]) -> None:
+        self._early.pop(replica_id, None)
         target = self.targets.pop(replica_id, None)
         if target is not None and target.pool is not None:
             self._leave(target, touched)
@@ -320,8 +321,11 @@ class View:
         """Take a whole snapshot or the delta that follows. RESYNC: what is held is wrong, a snapshot is needed."""
         target = self.targets.get(update.replica_id)
         tier = _TIERS.get(update.tier)
-        if target is None or target.pool is None or tier is None:
-            return core.Sync.STALE
+        if tier is None:
+            return core.Sync.STALE  # a tier of a later version
+        if target is None or target.pool is None:
+            self._keep_early(update)
+            return core.Sync.APPLIED
         try:
             added, removed = unpack_keys(update.added), unpack_keys(update.removed)
         except InvalidRequest as error:
@@ -346,6 +350,21 @@ class View:
         sums = {tier: update.xor_digest} if tier in digest.whole else {}
         delta = core.Delta(update.epoch, digest.sequence, {tier: added}, {tier: removed}, sums)
         return fleet.delta(target.id, delta, now)
+
+    def _keep_early(self, update: registry_pb2.DigestUpdate) -> None:
+        """An engine's digest may be told before the engine is ready and has a model."""
+        early = self._early.setdefault(update.replica_id, [])
+        if update.snapshot:
+            early[:] = [held for held in early if held.tier != update.tier]
+        early.append(update)
+        if len(early) > _EARLY_UPDATES or len(self._early) > _EARLY_REPLICAS:
+            del self._early[update.replica_id]  # what follows will not fit, and ask for a snapshot
+
+    def _catch_up(self, now: float) -> None:
+        for replica_id in [name for name in self._early if name in self.targets]:
+            if self.targets[replica_id].pool is not None:
+                for update in self._early.pop(replica_id):
+                    self.digest(update, now)
 
     def source(self, endpoint: str, connected: bool, freshness: registry_pb2.Freshness | None, now: float) -> None:
         """Note how a registry is. What it vouches for stays fresh, though nothing changed there."""

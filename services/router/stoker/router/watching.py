@@ -58,7 +58,12 @@ class Watching:
         wrong = False
         async with contextlib.aclosing(watch.events()) as events:  # type: ignore[type-var]
             async for event in events:
-                wrong = self._apply(event, whole=first) or wrong
+                try:
+                    wrong = self._apply(event, whole=first) or wrong
+                except Exception:
+                    # The last view serves on; what this event should have told comes with a new watch.
+                    log.exception("view.event_not_taken", kind=type(event).__name__)
+                    wrong = True
                 if isinstance(event, RecordsChanged) and event.snapshot:
                     first = False
                 if wrong and self._clock() >= may_resync_at:
@@ -69,7 +74,7 @@ class Watching:
         now = self._clock()
         match event:
             case RecordsChanged(upserts, removals, snapshot):
-                self._view.records(upserts, removals, snapshot=snapshot, whole=snapshot and whole)
+                self._view.records(upserts, removals, now=now, snapshot=snapshot, whole=snapshot and whole)
                 self._changed()
             case LoadChanged(loads):
                 self._view.load(loads, now)

@@ -138,7 +138,8 @@ def _schema(body: dict[str, Any]) -> Any:
         return (wanted.get("json_schema") or {}).get("schema") or {}
     if wanted.get("type") == "json_object":
         return {"type": "object"}
-    return (body.get("structured_outputs") or {}).get("json")
+    schema = (body.get("structured_outputs") or {}).get("json")
+    return json.loads(schema) if isinstance(schema, str) else schema
 
 
 def _calling(function: dict[str, Any], tokenizer: Tokenizer) -> _Answer:

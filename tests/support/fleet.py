@@ -1,0 +1,91 @@
+"""A whole small fleet without planner: etcd, registries, one agent with simulated engines, and a router in process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.api.common.v1 import common_pb2
+from stoker.api.registry.v1 import records_pb2
+from stoker.local.model import cached
+from stoker.registry.client import RegistryClient
+from stoker.router.app import RouterApp
+from tests.support.agents import Agent, Registry, until
+from tests.support.engines import TINY
+from tests.support.etcd import EtcdServer
+from tests.support.router import running_router
+
+SPEC_ARGS = ("--num-gpu-blocks-override", "300", "--enable-prompt-tokens-details")
+
+
+@dataclass
+class Fleet:
+    """What runs."""
+
+    etcd: EtcdServer
+    registries: list[Registry]
+    agent: Agent
+    router: RouterApp
+    replicas: int
+
+
+async def assign(client: RegistryClient, node_id: str, replicas: int, engine_args: Sequence[str]) -> None:
+    """Place replicas tiny-0 … on a node, as a planner would."""
+    spec = common_pb2.DeploymentSpec(
+        name="tiny", model=str(cached(TINY)), engine="sim", replicas=replicas, engine_args=engine_args
+    )
+    deployment = await client.put_deployment(spec)
+    leader = await client.acquire_leadership("planner", "test", 30)
+    await client.apply_assignments(
+        leader.fence,
+        [
+            records_pb2.Assignment(
+                replica_id=f"tiny-{ordinal}",
+                deployment="tiny",
+                spec=deployment.spec,
+                generation=deployment.generation,
+                members=[records_pb2.GangMember(rank=0, node_id=node_id)],
+                wanted=records_pb2.WANTED_RUN,
+            )
+            for ordinal in range(replicas)
+        ],
+    )
+
+
+def all_ready(app: RouterApp, replicas: int) -> bool:
+    """All replicas are ready, proven alike, and have told what they hold."""
+    targets = app.view.targets.values()
+    return len(targets) == replicas and all(target.ready and target.parity == "ok" for target in targets)
+
+
+@contextlib.asynccontextmanager
+async def running_fleet(
+    folder: Path,
+    etcd: EtcdServer,
+    *,
+    replicas: int = 2,
+    registries: int = 1,
+    args: Sequence[str] = ("--sim-speed", "20"),
+    settings: Sequence[str] = (),
+) -> AsyncIterator[Fleet]:
+    """Everything up, and down again at the end."""
+    with contextlib.ExitStack() as held:
+        told = [Registry(folder, etcd.endpoint) for _ in range(registries)]
+        for registry in told:
+            registry.start()
+            held.callback(registry.kill)
+        endpoints = [registry.endpoint for registry in told]
+        agent = held.enter_context(Agent(folder, "node-a", endpoints).running())
+        async with RegistryClient(endpoints) as client:
+
+            async def node_known() -> bool:
+                return any(node.node_id == "node-a" for node in (await client.get_fleet()).records.nodes)
+
+            await until("the agent is known", node_known)
+            await assign(client, "node-a", replicas, [*SPEC_ARGS, *args])
+        async with running_router(f"registries={endpoints}", *settings) as router:
+            router.watch()
+            await until("all replicas ready and alike", lambda: all_ready(router, replicas), within_s=40)
+            yield Fleet(etcd, told, agent, router, replicas)
