@@ -247,6 +247,28 @@ async def test_compaction_under_the_registry_loses_nothing(etcd_alone: EtcdServe
             assert len(stays) == 1
 
 
+async def test_all_registries_away_for_longer_than_a_lease(processes: list[RegistryProcess]) -> None:
+    only = processes[0]
+    endpoints = [only.endpoint]
+    async with (
+        Watcher(endpoints) as watcher,
+        RegistryClient(endpoints) as client,
+        Agent(endpoints, node("n1")),
+        Agent(endpoints, node("n2")),
+    ):
+        await assign(client, chat="n1", code="n2")
+        await eventually(watcher.ready("chat-0", "code-0"))
+        processes[1].kill()
+        only.kill()
+        await asyncio.sleep(6)  # the leases have ended
+        only.start()
+        await eventually(lambda: watcher.watch._sources[only.endpoint].connected, within_s=20)
+        assert watcher.removed() == set()
+        for replica_id in ("chat-0", "code-0"):
+            assert watcher.states(replica_id)[-1] == records_pb2.STATE_READY
+            assert len(watcher.states(replica_id)) <= 2, "pending, ready, and nothing since"
+
+
 async def test_sigterm_hands_over_and_exits_clean(processes: list[RegistryProcess]) -> None:
     endpoints = [each.endpoint for each in processes]
     async with Watcher(endpoints) as watcher, Agent(endpoints, node("n1")) as agent:

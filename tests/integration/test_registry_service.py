@@ -192,17 +192,19 @@ async def test_a_gang_is_ready_when_all_are(client: RegistryClient, registry: Re
 
 
 async def test_a_newer_incarnation_wins_and_the_older_stops(registry: RegistryUnderTest, etcd: EtcdServer) -> None:
-    async with RegistryUnderTest(config(etcd.endpoint)) as other:
-        async with Agent([registry.endpoint], node("n1", incarnation=1)) as old:
-            await asyncio.wait_for(old.session.connected.wait(), 5)
-            async with Agent([other.endpoint], node("n1", incarnation=2)) as new:
-                await asyncio.wait_for(new.session.connected.wait(), 5)
-                await eventually(lambda: old.failure is not None)
-                assert isinstance(old.failure, Superseded)
-                assert old.failure.metadata["incarnation"] == "2"
-                async with Agent([registry.endpoint], node("n1", incarnation=1)) as late:
-                    await eventually(lambda: isinstance(late.failure, Superseded))
-                assert new.failure is None
+    async with (
+        RegistryUnderTest(config(etcd.endpoint)) as other,
+        Agent([registry.endpoint], node("n1", incarnation=1)) as old,
+    ):
+        await asyncio.wait_for(old.session.connected.wait(), 5)
+        async with Agent([other.endpoint], node("n1", incarnation=2)) as new:
+            await asyncio.wait_for(new.session.connected.wait(), 5)
+            await eventually(lambda: old.failure is not None)
+            assert isinstance(old.failure, Superseded)
+            assert old.failure.metadata["incarnation"] == "2"
+            async with Agent([registry.endpoint], node("n1", incarnation=1)) as late:
+                await eventually(lambda: isinstance(late.failure, Superseded))
+            assert new.failure is None
 
 
 async def test_goodbye_ends_membership_at_once_and_silence_at_the_leases_end(registry: RegistryUnderTest) -> None:
@@ -331,9 +333,13 @@ async def test_a_watcher_that_reads_nothing_is_disconnected(registry: RegistryUn
 
             await eventually(stuck_is_gone, within_s=20)
         assert healthy.watch.view.deployments["chat"].generation > 1
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
+
+        async def drain() -> None:
             while isinstance(await call.read(), registry_pb2.WatchResponse):
                 pass
+
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await drain()
         assert rpc.error_from(refused.value).reason == "WATCHER_TOO_SLOW"
 
 

@@ -18,6 +18,7 @@ from stoker.registry.core.digests import DigestStore, Outcome
 from stoker.registry.core.expiry import ExpiryGuard
 from stoker.registry.core.fleet import Entry, FleetState, Step
 from stoker.registry.core.loads import LoadStore
+from stoker.registry.core.merge import Change
 from stoker.registry.store import Moved, Superseded
 from stoker.registry.watchers import WatcherStream
 
@@ -37,6 +38,14 @@ class Hub:
         self.loads = LoadStore()
         self.synced = asyncio.Event()
         """Set once etcd's records are here."""
+        self.settled = asyncio.Event()
+        """Set once the nodes that have work are here too, or had one lease's time to come.
+
+        Registries that were all away for longer than a lease find no nodes in etcd although the engines serve.
+        Agents are back within seconds; to tell watchers before that would take every replica from them.
+        """
+        self._settle_by = float("inf")
+        self._released: Change = Change()
         self._watch: Watch | None = None
         self._agents: dict[str, AgentStream] = {}
         self._watchers: set[WatcherStream] = set()
@@ -54,14 +63,17 @@ class Hub:
                 if isinstance(item, Snapshot):
                     self._apply(item.kvs, (), item.revision)
                     self.synced.set()
+                    self._settle_by = _now() + self._config.membership.lease_ttl_s
                     log.info("hub.synced", revision=item.revision, keys=len(item.kvs))
                 else:
                     self._apply(item.puts, item.deletes, item.revision)
+                self._settle()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._config.watch.freshness_s)
-            self._announce(self.state.release(_now()))
+            self._settle()
+            self._release()
             for watcher in [w for w in self._watchers if w.drop_if_stalled(self._config.watch.stall_s)]:
                 log.warning("watcher.dropped", watcher=watcher.name)
                 metrics.WATCHERS_DROPPED.inc()
@@ -71,6 +83,23 @@ class Hub:
             metrics.DIGEST_KEYS.set(self.digests.keys_held())
             metrics.NODES_HELD.set(len(self.state.guard.held))
             metrics.ETCD_STALENESS.set(self.staleness_s())
+
+    def _settle(self) -> None:
+        if self.settled.is_set():
+            return
+        absent = self.state.absent()
+        if not absent or _now() >= self._settle_by:
+            log.info("hub.settled", absent=len(absent))
+            self.settled.set()
+
+    def _release(self) -> None:
+        """Let go of a node that was held. Said twice: a watcher whom another registry had told of a later
+        revision than ours dropped the first as old news."""
+        again = Change(removals=tuple(n for n in self._released.removals if n not in self.state.records))
+        step = self.state.release(_now())
+        self._released = step.change
+        self._announce(Step(again))
+        self._announce(step)
 
     # etcd
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
@@ -68,8 +69,14 @@ class WatcherStream:
                 raise self._dropped
 
     async def _all(self) -> AsyncIterator[registry_pb2.WatchResponse]:
+        while not (self._hub.settled.is_set() or self._closing):
+            yield registry_pb2.WatchResponse(freshness=self._hub.freshness())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._hub.settled.wait()
         # No await before the snapshot is drawn: changes from here on are in the outflow.
         state = self._hub.state
+        self.outflow = Outflow(self.outflow.interest, self.outflow.max_digest_bytes)
         wanted = [item for item in state.records.items() if self.outflow.interest.covers(item[0])]
         revision = self.outflow.told_revision = state.revision
         self.outflow.load(self._hub.loads.all())

@@ -221,6 +221,9 @@ class FleetWatch:
     def _freshness(self, source: _Source, freshness: registry_pb2.Freshness) -> list[FleetEvent]:
         """What came since the last one takes effect now, together."""
         source.freshness = freshness
+        if not source.connected:
+            # The registry itself has no whole view yet.
+            return []
         change = self.view.delta(source.upserts.items(), source.removals, freshness.revision)
         source.upserts, source.removals = {}, {}
         changed = [self._changed(change, snapshot=False)] if change else []

@@ -274,6 +274,10 @@ class FleetState:
             if status.node_id == node_id
         ]
 
+    def absent(self) -> set[str]:
+        """Nodes that assignments name and that are not here."""
+        return self._on_node.keys() - self._nodes.keys()
+
     def replicas_on(self, node_id: str) -> list[str]:
         """Replicas with a member assigned to this node."""
         return sorted(self._on_node.get(node_id, ()))
