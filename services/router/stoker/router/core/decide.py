@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from heapq import nsmallest
 from itertools import islice
 from random import Random
 
 from stoker.common.errors import Unavailable
 from stoker.router.core.fleet import Fleet
-from stoker.router.core.values import Candidate, Decision, Reason, Replica, Request, Role, RoutingConfig
+from stoker.router.core.values import Candidate, Decision, Reason, Replica, Request, RoutingConfig
 
 STOKER = "stoker"
 ROUND_ROBIN = "round_robin"
@@ -29,13 +31,10 @@ def decide(
     if policy == ROUND_ROBIN:
         return _round_robin(request, fleet, replicas)
     views = weigh(request, fleet, replicas, now, rng)
-    opened = [view for view in views if view.open]
-    ranked = sorted(opened or views, key=_preference if opened else _excess)
-    best = ranked[0]
-    rest = ranked[1 : 1 + _FALLBACKS]
+    opened = [view for view in views if view.load + view.weight <= view.bound]
+    best, *rest = nsmallest(1 + _FALLBACKS, opened or views, key=_preference if opened else _excess)
     if len(rest) < _FALLBACKS and opened:
-        closed = sorted((view for view in views if not view.open), key=_excess)
-        rest += closed[: _FALLBACKS - len(rest)]
+        rest += nsmallest(_FALLBACKS - len(rest), (view for view in views if not view.open), key=_excess)
     cached = round(best.cached)
     return Decision(
         replica=best.replica,
@@ -44,26 +43,22 @@ def decide(
         prefill_tokens=request.prompt_tokens - cached,
         over_bound=not opened,
         fallbacks=tuple(view.replica for view in rest),
-        candidates=tuple(ranked + [v for v in views if v not in ranked]) if explain else (),
+        candidates=tuple(sorted(views, key=_preference)) if explain else (),
     )
 
 
-def candidates(request: Request, fleet: Fleet, now: float) -> tuple[list[Replica], bool]:
+def candidates(request: Request, fleet: Fleet, now: float) -> tuple[Sequence[Replica], bool]:
     """Return the replicas that may serve a request, and whether that took panic mode.
 
     Raises Unavailable (reason NO_REPLICA) when there is none.
     """
-    able = [
-        replica
-        for replica in fleet.replicas.values()
-        if replica.ready
-        and not replica.draining
-        and replica.id not in request.exclude
-        and (not request.adapter or request.adapter in replica.adapters)
-        and (replica.role is Role.BOTH or request.role in (Role.BOTH, replica.role))
-    ]
+    able: Sequence[Replica] = fleet.fit(request.adapter, request.role)
+    if request.exclude:
+        able = [replica for replica in able if replica.id not in request.exclude]
     if not able:
         raise Unavailable(_no_replica(request, fleet), reason="NO_REPLICA", retry_after_s=1.0)
+    if fleet.health.quiet:
+        return able, False
     admitted = [replica for replica in able if not fleet.health.ejected(replica.id, now)]
     if not admitted or len(admitted) < fleet.config.panic_share * len(able):
         return able, True
@@ -80,49 +75,42 @@ def _no_replica(request: Request, fleet: Fleet) -> str:
     )
 
 
-def weigh(request: Request, fleet: Fleet, replicas: list[Replica], now: float, rng: Random) -> list[Candidate]:
+def weigh(request: Request, fleet: Fleet, replicas: Sequence[Replica], now: float, rng: Random) -> list[Candidate]:
     """Return every candidate with its cost, load, bound and matches, in the order of `replicas`."""
     config = fleet.config
     depths = fleet.index.depths(request.keys)
-    trust = {replica.id: fleet.index.trust(replica.id, now) for replica in replicas}
+    trust = {replica: fleet.index.trust(replica, now) for replica in depths}
     # Speculation continues a digest that is fully trusted; beside a doubtful one it stands alone.
-    sure = {replica: tiers[-1] for replica, tiers in depths.items() if trust.get(replica) == 1.0}
+    sure = {replica: tiers[-1] for replica, tiers in depths.items() if trust[replica] == 1.0}
     believed = fleet.speculation.extend(request.keys, sure)
     rank = _ring_ranks(request, fleet, sure, rng)
-    loads = {replica.id: fleet.load.load(replica.id) for replica in replicas}
-    total = sum(loads.values())
+    loads = fleet.load.loads(replica.id for replica in replicas)
+    total = sum(loads)
     slack = (1.0 + config.epsilon) / sum(replica.capacity for replica in replicas)
     kv = config.kv_weight * (request.prompt_tokens + request.output_tokens)
     unknown = max(0, request.prompt_tokens - request.block_size * max(believed.values(), default=0))
     home = config.home_credit * unknown
+    prompt, floor = request.prompt_tokens, config.floor_tokens
     views = []
-    for replica in replicas:
+    for replica, load in zip(replicas, loads, strict=True):
         name = replica.id
+        exact = speculative = 0
+        cached, sureness = 0.0, 1.0
         # Keys of another block size mean nothing here: no credit.
-        size = replica.block_size if replica.block_size == request.block_size else 0
-        tiers = depths.get(name, ())
-        exact = size * (tiers[-1] if tiers else 0)
-        speculative = max(exact, size * believed.get(name, 0))
-        cached = _cached_tokens(request, config, size, tiers, believed.get(name, 0), trust[name])
-        prefill = request.prompt_tokens - cached
+        if (name in believed or name in depths) and replica.block_size == request.block_size:
+            tiers, blocks = depths.get(name, ()), believed.get(name, 0)
+            sureness = trust.get(name, 0.0)
+            exact = replica.block_size * (tiers[-1] if tiers else 0)
+            speculative = max(exact, replica.block_size * blocks)
+            cached = _cached_tokens(request, config, replica.block_size, tiers, blocks, sureness)
+        prefill = prompt - cached
         weight = prefill + kv
-        bound = max(config.floor_tokens, math.ceil(slack * (total + weight) * replica.capacity))
-        unique = prefill - home if rank.get(name) == 0 else prefill
-        cost = (loads[name] + config.miss_weight * unique) / replica.prefill_rate
-        views.append(
-            Candidate(
-                name,
-                cost,
-                loads[name],
-                weight,
-                bound,
-                exact,
-                speculative,
-                cached,
-                trust[name],
-                rank.get(name, _RANKS),
-            )
-        )
+        share = math.ceil(slack * (total + weight) * replica.capacity)
+        place = rank.get(name, _RANKS)
+        fresh = prefill if place else prefill - home
+        cost = (load + config.miss_weight * fresh) / replica.prefill_rate
+        bound = share if share > floor else floor
+        views.append(Candidate(name, cost, load, weight, bound, exact, speculative, cached, sureness, place))
     return views
 
 
@@ -176,7 +164,7 @@ def _reason(best: Candidate, views: list[Candidate], opened: bool) -> Reason:
     return Reason.RING if best.ring_rank == 0 else Reason.SPILL
 
 
-def _round_robin(request: Request, fleet: Fleet, replicas: list[Replica]) -> Decision:
+def _round_robin(request: Request, fleet: Fleet, replicas: Sequence[Replica]) -> Decision:
     """The baseline: each candidate in turn, whatever it holds."""
     ids = sorted(replica.id for replica in replicas)
     start = fleet.turn % len(ids)

@@ -9,7 +9,9 @@ from stoker.router.core.index import BlockIndex
 from stoker.router.core.load import LoadLedger
 from stoker.router.core.ring import Ring
 from stoker.router.core.speculation import Speculation
-from stoker.router.core.values import Decision, Delta, Replica, Request, RoutingConfig, Snapshot, Sync
+from stoker.router.core.values import Decision, Delta, Replica, Request, Role, RoutingConfig, Snapshot, Sync
+
+_FIT_LIMIT = 256  # adapter names come from callers: what is remembered of them is bounded
 
 
 class Fleet:
@@ -28,6 +30,7 @@ class Fleet:
         self.turn = 0  # the round-robin policy's position
         self._replicas: dict[str, Replica] = {}
         self._ring: Ring | None = None
+        self._fit: dict[tuple[str, Role], tuple[Replica, ...]] = {}
 
     @property
     def replicas(self) -> Mapping[str, Replica]:
@@ -42,18 +45,37 @@ class Fleet:
             self._ring = Ring(weights, self.config.vnodes)
         return self._ring
 
+    def fit(self, adapter: str, role: Role) -> tuple[Replica, ...]:
+        """The replicas that announce themselves able and willing to serve this adapter and role."""
+        found = self._fit.get((adapter, role))
+        if found is None:
+            found = tuple(
+                replica
+                for replica in self._replicas.values()
+                if replica.ready
+                and not replica.draining
+                and (not adapter or adapter in replica.adapters)
+                and (replica.role is Role.BOTH or role in (Role.BOTH, replica.role))
+            )
+            if len(self._fit) >= _FIT_LIMIT:
+                self._fit.clear()
+            self._fit[adapter, role] = found
+        return found
+
     def put(self, replica: Replica) -> None:
         """Add a replica or replace what was announced of it."""
         old = self._replicas.get(replica.id)
         if old is None or old.capacity != replica.capacity:
             self._ring = None
         self._replicas[replica.id] = replica
+        self._fit.clear()
 
     def remove(self, replica: str) -> None:
         """Drop a replica that left; its requests in flight may still be released."""
         if self._replicas.pop(replica, None) is None:
             return
         self._ring = None
+        self._fit.clear()
         self.index.forget(replica)
         self.speculation.forget(replica)
         self.load.forget(replica)

@@ -66,6 +66,11 @@ class Health:
         record.failures = self._config.failures - 1
         return True
 
+    @property
+    def quiet(self) -> bool:
+        """Whether no replica has a fault on record: nothing can be ejected."""
+        return not self._records
+
     def ejected(self, replica: str, now: float) -> bool:
         """Whether a replica is out at `now`."""
         record = self._records.get(replica)

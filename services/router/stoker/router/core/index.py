@@ -123,6 +123,8 @@ class BlockIndex:
 
         Entry t counts the leading blocks held in tier t or a faster one, so entries never fall.
         """
+        if not self._tiers[Tier.CPU] and not self._tiers[Tier.STORAGE]:
+            return {replica: (depth,) * len(Tier) for replica, depth in self._walk(keys, [self._tiers[Tier.GPU]])}
         depths: dict[str, tuple[int, ...]] = {}
         union: list[dict[int, int]] = []
         for tier, blocks in enumerate(self._tiers):
@@ -140,7 +142,6 @@ class BlockIndex:
         owners = self._owners
         first, *rest = (blocks.get for blocks in union)
         found: list[tuple[str, int]] = []
-        depth = 0
         for depth, key in enumerate(keys):
             held = first(key, 0)
             for more in rest:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 # Changes kept one by one between two reports; older ones beyond this count as reported.
@@ -54,11 +55,19 @@ class LoadLedger:
 
     def load(self, replica: str) -> float:
         """Return a replica's load in tokens; 0 when nothing is known of it."""
-        account = self._accounts.get(replica)
-        if account is None:
-            return 0.0
-        seen = account.reported + account.since
-        return seen if seen > account.own else account.own
+        return self.loads((replica,))[0]
+
+    def loads(self, replicas: Iterable[str]) -> list[float]:
+        """Return the loads of several replicas, in their order."""
+        loads = []
+        for replica in replicas:
+            account = self._accounts.get(replica)
+            if account is None:
+                loads.append(0.0)
+            else:
+                seen = account.reported + account.since
+                loads.append(seen if seen > account.own else account.own)
+        return loads
 
     def own(self, replica: str) -> float:
         """Return the tokens that this router itself has in flight on a replica."""
