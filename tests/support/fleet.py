@@ -1,4 +1,4 @@
-"""A whole small fleet without planner: etcd, registries, one agent with simulated engines, and a router in process."""
+"""A small fleet without a planner: etcd, registries, one agent with simulated engines, a router in process."""
 
 from __future__ import annotations
 

@@ -70,7 +70,12 @@ async def running_router(*settings: str) -> AsyncIterator[RouterApp]:
 
 def tell(app: RouterApp, *replicas: records_pb2.Replica, removed: Sequence[str] = ()) -> None:
     """Tell a router of replicas, as a registry's snapshot would."""
-    app.view.records(registry_pb2.Records(replicas=replicas), registry_pb2.Removals(replicas=removed), snapshot=True)
+    app.view.records(
+        registry_pb2.Records(replicas=replicas),
+        registry_pb2.Removals(replicas=removed),
+        now=app.router.clock(),
+        snapshot=True,
+    )
     app.fleet_changed()
 
 
