@@ -61,8 +61,7 @@ async def engine(
         *("--max-model-len", str(MAX_LEN)),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     ]
-    if kind == "vllm":
-        args.append("--enforce-eager")
+    args += ["--enforce-eager"] if kind == "vllm" else ["--sim-speed", "10"]
     async with running_engine(kind, tmp_path_factory.mktemp(kind), args=args) as running:
         yield running
 
@@ -332,6 +331,7 @@ async def test_a_client_that_leaves_frees_its_blocks(engine: RunningEngine, stre
     async def running(count: int) -> bool:
         return (await engine.client.load()).running == count
 
+    before = (await engine.client.load()).generation_tokens
     # A connection of its own: closing it is the only word the engine gets.
     async with aiohttp.ClientSession() as session:
         body = {"model": engine.model, "prompt": prompt_of(8, 100), "max_tokens": 900, "ignore_eos": True}
@@ -340,7 +340,9 @@ async def test_a_client_that_leaves_frees_its_blocks(engine: RunningEngine, stre
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
     await eventually(lambda: running(0), 2)
-    assert (await engine.client.load()).kv_cache_usage == 0.0
+    after = await engine.client.load()
+    assert after.kv_cache_usage == 0.0
+    assert _grew(before, after.generation_tokens) < 900
 
 
 async def _read(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> None:

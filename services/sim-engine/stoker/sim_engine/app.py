@@ -71,8 +71,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = parse()
-    except OSError as error:
-        sys.exit(f"stoker-sim-engine: cannot read the model directory: {error}")
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"stoker-sim-engine: --model is not a model directory with a config.json: {error!r}")
     try:
         with contextlib.suppress(asyncio.CancelledError):
             uvloop.run(serve(config))

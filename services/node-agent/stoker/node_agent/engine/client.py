@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import aiohttp
 
 from stoker.common.errors import InvalidRequest, StokerError, Unavailable
 from stoker.node_agent.engine import metrics
 from stoker.node_agent.engine.protocol import EngineInfo, EngineLoad, Health
+
+_Read = TypeVar("_Read")
 
 _MAX_BODY = 16 << 20
 """Bytes of an answer that is read at most: a bigger one is a fault, not a bigger buffer."""
@@ -41,23 +43,19 @@ class EngineClient:
 
     async def info(self) -> EngineInfo:
         """Constants of the engine, from `/v1/models`, `/metrics` and `/version`."""
-        models = json.loads(await self._call("GET", "/v1/models"))
-        cache = metrics.cache_config(metrics.parse((await self._call("GET", "/metrics")).decode()))
-        version = json.loads(await self._call("GET", "/version"))
-        try:
-            base, *others = models["data"]
-            return EngineInfo(
-                model=base["id"],
-                max_model_len=base.get("max_model_len"),
-                block_size=cache.block_size,
-                kv_blocks=cache.blocks,
-                cache_dtype=cache.dtype,
-                prefix_caching=cache.prefix_caching,
-                version=version.get("version"),
-                lora_adapters=tuple(model["id"] for model in others),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise EngineUnreachable(f"{self.base_url}/v1/models is not a list of models: {error!r}") from error
+        cache = metrics.cache_config(metrics.parse((await self._call("GET", "/metrics")).decode("utf-8", "replace")))
+        version = await self._ask("GET", "/version", None, lambda answer: answer.get("version"))
+        base, *others = await self._ask("GET", "/v1/models", None, _models)
+        return EngineInfo(
+            model=base["id"],
+            max_model_len=base.get("max_model_len"),
+            block_size=cache.block_size,
+            kv_blocks=cache.blocks,
+            cache_dtype=cache.dtype,
+            prefix_caching=cache.prefix_caching,
+            version=version,
+            lora_adapters=tuple(model["id"] for model in others),
+        )
 
     async def load(self, timeout_s: float | None = None) -> EngineLoad:
         """One scrape of `/metrics`."""
@@ -85,15 +83,20 @@ class EngineClient:
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of token ids, special ones included."""
-        answer = json.loads(await self._call("POST", "/detokenize", {"tokens": list(tokens)}))
-        return str(answer["prompt"])
+        return await self._ask("POST", "/detokenize", {"tokens": list(tokens)}, lambda answer: str(answer["prompt"]))
 
     async def _tokens(self, body: Mapping[str, Any]) -> list[int]:
-        answer = json.loads(await self._call("POST", "/tokenize", body))
+        return await self._ask("POST", "/tokenize", body, lambda answer: [int(token) for token in answer["tokens"]])
+
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None, read: Callable[[Any], _Read]
+    ) -> _Read:
+        """A JSON answer as `read` sees it. What cannot be read was not said by an engine."""
+        content = await self._call(method, path, body)
         try:
-            return [int(token) for token in answer["tokens"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineUnreachable(f"{self.base_url}/tokenize gave no token ids: {error!r}") from error
+            return read(json.loads(content))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EngineUnreachable(f"{self.base_url}{path} does not answer as an engine does: {error!r}") from error
 
     async def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
@@ -113,6 +116,14 @@ class EngineClient:
 
     def _timeout(self, timeout_s: float | None) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
+
+
+def _models(answer: Any) -> list[dict[str, Any]]:
+    """The base model first, then its adapters. Raises if there is none."""
+    models = list(answer["data"])
+    if not models or not all(isinstance(model["id"], str) for model in models):
+        raise ValueError("no models")
+    return models
 
 
 def _refusal(call: str, status: int, content: bytes) -> StokerError:

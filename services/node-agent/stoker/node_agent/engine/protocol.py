@@ -51,7 +51,9 @@ class LaunchRequest:
     env: Mapping[str, str] = field(default_factory=dict)
     """Further environment, over the engine's defaults."""
     tensor_parallel: int = 1
+    """GPUs that share each layer, over all members of a gang together."""
     data_parallel: int = 1
+    """Copies of the model inside this one engine; 1 unless the deployment asks the engine to balance itself."""
     gpu_indices: tuple[int, ...] = ()
     """GPUs this process may see, by NVML index. Empty: the engine runs on the CPU."""
     gang: Gang | None = None

@@ -17,6 +17,7 @@ from stoker.sim_engine.core.scheduler import Request
 from stoker.sim_engine.engine import Call
 
 _ids = itertools.count(1)
+_MAX_N = 16384
 
 
 class ApiError(Exception):
@@ -92,6 +93,8 @@ def sampling(body: Mapping[str, Any], config: SimConfig, *, chat: bool, limit_fi
     n = _integer(body, "n", 1) or 0
     if n < 1:
         raise ApiError(f"n must be at least 1, got {n}.")
+    if n > _MAX_N:
+        raise ApiError(f"n must be at most {_MAX_N}, got {n}.")
     if n > 1 and temperature < 1e-5:
         raise ApiError(f"n must be 1 when using greedy sampling, got {n}.")
     salt = body.get("cache_salt")

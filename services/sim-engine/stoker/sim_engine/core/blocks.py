@@ -8,6 +8,7 @@ block at once leave two copies, each announced when stored and when evicted.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -188,5 +189,4 @@ class BlockPool:
         for at in range(len(hashes), len(sequence.tokens) // size):
             parent = hashes[-1] if hashes else xxhash.xxh3_64_intdigest((sequence.salt or "").encode(), self._seed)
             ids = sequence.tokens[at * size : (at + 1) * size]
-            packed = b"".join(token.to_bytes(4, "little") for token in ids)
-            hashes.append(xxhash.xxh3_64_intdigest(packed, parent))
+            hashes.append(xxhash.xxh3_64_intdigest(array("I", ids).tobytes(), parent))
