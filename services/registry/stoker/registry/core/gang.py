@@ -70,4 +70,5 @@ def _state(
 
 
 def _worst(states: list[records_pb2.State.ValueType]) -> records_pb2.State.ValueType:
-    return min(states, key=lambda state: _BADNESS.get(state, _BADNESS[records_pb2.STATE_PENDING]))
+    known = [state if state in _BADNESS else records_pb2.STATE_PENDING for state in states]
+    return min(known, key=_BADNESS.__getitem__)
