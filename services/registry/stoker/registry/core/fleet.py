@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -59,7 +59,7 @@ class FleetState:
     _members: dict[str, dict[int, records_pb2.MemberStatus]] = field(default_factory=lambda: defaultdict(dict))
     _leaders: dict[str, records_pb2.Leader] = field(default_factory=dict)
     _on_node: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    _held: dict[str, set[Key]] = field(default_factory=dict)
+    _held: dict[str, dict[Key, None]] = field(default_factory=dict)
 
     # Change
 
@@ -91,7 +91,7 @@ class FleetState:
         if node_id is None:
             return Step()
         touched = _Touched()
-        for key in self._held.pop(node_id, set()):
+        for key in self._held.pop(node_id, {}):
             self._delete(key, touched)
         return Step(self._derive(touched), frozenset(touched.tell))
 
@@ -106,11 +106,11 @@ class FleetState:
             if node.draining or self.guard.lost(key.name, fleet, now):
                 fleet -= 1
             else:
-                self._held.setdefault(key.name, set()).add(key)
+                self._held.setdefault(key.name, {})[key] = None
         for key in gone:
             owner = self._owner(key)
             if owner in self._held:
-                self._held[owner].add(key)
+                self._held[owner][key] = None
             else:
                 yield key
 
@@ -123,10 +123,11 @@ class FleetState:
                 return status.node_id if status is not None else ""
         return ""
 
-    def _welcome_back(self, node_id: str, placed: Iterable[Key], touched: _Touched) -> None:
+    def _welcome_back(self, node_id: str, placed: Container[Key], touched: _Touched) -> None:
         self.guard.returned(node_id)
-        for key in self._held.pop(node_id, set()) - set(placed):
-            self._delete(key, touched)
+        for key in self._held.pop(node_id, {}):
+            if key not in placed:
+                self._delete(key, touched)
 
     def _put(self, key: Key, entry: Entry, touched: _Touched) -> None:
         match key.space:
@@ -143,7 +144,7 @@ class FleetState:
             case Space.MEMBER:
                 self._members[key.name][key.rank] = records_pb2.MemberStatus.FromString(entry.value)
                 for held in self._held.values():
-                    held.discard(key)
+                    held.pop(key, None)
             case Space.LEADER:
                 leader = records_pb2.Leader.FromString(entry.value)
                 leader.role, leader.revision = key.name, entry.create_revision
@@ -188,19 +189,20 @@ class FleetState:
         """Note which records, and which nodes, a changed key concerns."""
         match key.space:
             case Space.NODE | Space.NODE_DRAINING:
-                touched.names.add((Kind.NODES, key.name))
-                for replica_id in self._on_node.get(key.name, ()):
-                    touched.names.add((Kind.REPLICAS, replica_id))
+                touched.names[Kind.NODES, key.name] = None
+                for replica_id in sorted(self._on_node.get(key.name, ())):
+                    touched.names[Kind.REPLICAS, replica_id] = None
                     touched.tell.update(self._others(replica_id, key.name))
             case Space.ASSIGNMENT:
-                touched.names.update({(Kind.ASSIGNMENTS, key.name), (Kind.REPLICAS, key.name)})
+                touched.names[Kind.ASSIGNMENTS, key.name] = None
+                touched.names[Kind.REPLICAS, key.name] = None
             case Space.MEMBER:
-                touched.names.add((Kind.REPLICAS, key.name))
+                touched.names[Kind.REPLICAS, key.name] = None
                 assignment = self._assignments.get(key.name)
                 own = {m.node_id for m in assignment.members if m.rank == key.rank} if assignment else set()
                 touched.tell.update(self._others(key.name, *own))
             case _:
-                touched.names.add((Kind(key.space.value), key.name))
+                touched.names[Kind(key.space.value), key.name] = None
 
     def _others(self, replica_id: str, *but: str) -> set[str]:
         assignment = self._assignments.get(replica_id)
@@ -285,7 +287,8 @@ class FleetState:
 
 @dataclass
 class _Touched:
-    names: set[Name] = field(default_factory=set)
+    # Ordered, so that one history always gives the same changes in the same order.
+    names: dict[Name, None] = field(default_factory=dict)
     tell: set[str] = field(default_factory=set)
 
 
