@@ -47,6 +47,14 @@ def test_the_longest_reported_prefix_wins() -> None:
     assert {candidate.replica: candidate.exact for candidate in decision.candidates} == {"a": 0, "b": 640, "c": 320}
 
 
+def test_an_explanation_tells_a_digest_without_a_match_from_no_digest() -> None:
+    made = fleet()
+    hold(made, "b", [1, 2, 3])
+    decision = decide(REQUEST, made, 0.0, Random(1), explain=True)
+    assert {candidate.replica: candidate.trust for candidate in decision.candidates} == {"a": 0.0, "b": 1.0, "c": 0.0}
+    assert all(candidate.open for candidate in decision.candidates)
+
+
 def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
     made = fleet()
     hold(made, "b", KEYS)

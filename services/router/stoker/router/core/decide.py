@@ -43,8 +43,14 @@ def decide(
         prefill_tokens=request.prompt_tokens - cached,
         over_bound=not opened,
         fallbacks=tuple(view.replica for view in rest),
-        candidates=tuple(sorted(views, key=_preference)) if explain else (),
+        candidates=_explained(views, fleet, now) if explain else (),
     )
+
+
+def _explained(views: list[Candidate], fleet: Fleet, now: float) -> tuple[Candidate, ...]:
+    """Return all candidates, best first, with the trust that weighing skips where nothing matched."""
+    ranked = sorted(views, key=_preference)
+    return tuple(view._replace(trust=fleet.index.trust(view.replica, now)) for view in ranked)
 
 
 def candidates(request: Request, fleet: Fleet, now: float) -> tuple[Sequence[Replica], bool]:
