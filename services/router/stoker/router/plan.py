@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from stoker.common.blocks import block_keys, root_key
-from stoker.common.errors import InvalidRequest
+from stoker.common.errors import FieldViolation, InvalidRequest
 from stoker.router import core, metrics
 from stoker.router.prompt import Asked, Prompt
 from stoker.router.render import NotRendered
@@ -149,7 +149,7 @@ def _canonical(prompt: Prompt) -> bytes:
 def _refuse_long_output(prompt: Prompt, max_model_len: int) -> None:
     wanted = prompt.max_output_tokens
     if max_model_len and wanted is not None and wanted > max_model_len:
-        raise InvalidRequest.field(
+        raise _refused(
             prompt.max_output_field,
             f"{prompt.max_output_field}={wanted} cannot be greater than max_model_len={max_model_len}. "
             "Please request fewer output tokens.",
@@ -159,9 +159,14 @@ def _refuse_long_output(prompt: Prompt, max_model_len: int) -> None:
 def _refuse_long_prompt(tokens: int, prompts: int, max_model_len: int) -> None:
     # Of several prompts only the sum is at hand: it proves too much only for one.
     if max_model_len and prompts == 1 and tokens > max_model_len:
-        raise InvalidRequest.field(
+        raise _refused(
             "input_tokens",
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
             f"{tokens} input tokens, which exceeds this limit even without any output tokens. "
             "Please reduce the length of the input prompt.",
         )
+
+
+def _refused(field: str, says: str) -> InvalidRequest:
+    """In the words of the engine, which would refuse it too."""
+    return InvalidRequest(says, fields=(FieldViolation(field, says),))
