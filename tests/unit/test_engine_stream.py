@@ -34,9 +34,9 @@ class Source:
         self._serving = asyncio.create_task(self.publisher.serve_replay())
         self._clock = 0.0
 
-    def send(self, *numbers: int, at: float | None = None) -> None:
+    def send(self, *numbers: int) -> None:
         for number in numbers:
-            self._clock = self._clock + 1 if at is None else at
+            self._clock += 1
             self.publisher.publish(self._clock, [BlocksStored((number,), None, (number,), None)])
 
     async def close(self) -> None:
@@ -117,7 +117,9 @@ async def test_a_gap_without_replay_is_lost_and_the_rest_goes_on(endpoint: KvEnd
             assert await take(items, 2) == [Lost(1, 1), 2]
 
 
-async def test_another_engine_on_the_same_ports_is_a_new_beginning(endpoint: KvEndpoint) -> None:
+@pytest.mark.parametrize("count", [2, 3, 5], ids=["shorter", "as long", "longer"])
+async def test_another_engine_on_the_same_ports_is_a_new_beginning(endpoint: KvEndpoint, count: int) -> None:
+    """However much the new engine has said before its connection is up, and so to nobody."""
     async with KvEventStream(endpoint, quiet_s=QUIET_S) as stream:
         items = aiter(stream)
         first = Source(endpoint)
@@ -125,19 +127,32 @@ async def test_another_engine_on_the_same_ports_is_a_new_beginning(endpoint: KvE
         assert await take(items, 3) == [0, 1, 2]
         await first.close()
         second = Source(endpoint)
-        waiting = asyncio.ensure_future(anext(items))
-        sent = 0
-        while not waiting.done():  # until its connection is up, what it says reaches nobody
-            second.send(100 + sent, at=1000.0 + sent)
-            sent += 1
-            await asyncio.sleep(0.02)
-            if sent > 2:
-                break
-        async with asyncio.timeout(10):
-            assert await waiting == Restarted()
-        assert await take(items, 2) == [100, 101]
+        second.send(*range(100, 100 + count))
+        assert await take(items, 1 + count) == [Restarted(), *range(100, 100 + count)]
         assert stream.counts.restarts == 1
+        second.send(200)
+        assert await take(items, 1) == [200]
         await second.close()
+
+
+async def test_following_from_a_known_place_replays_only_what_came_after(endpoint: KvEndpoint) -> None:
+    source = Source(endpoint)
+    source.send(*range(5))
+    async with KvEventStream(endpoint, start=3, quiet_s=QUIET_S) as stream:
+        items = aiter(stream)
+        assert await take(items, 2) == [3, 4]
+        source.send(5)
+        assert await take(items, 1) == [5]
+        assert stream.counts.restarts == 0
+    await source.close()
+
+
+async def test_an_engine_that_never_was_at_the_known_place_is_another(endpoint: KvEndpoint) -> None:
+    source = Source(endpoint)
+    source.send(0, 1)
+    async with KvEventStream(endpoint, start=3, quiet_s=QUIET_S) as stream:
+        assert await take(aiter(stream), 3) == [Restarted(), 0, 1]
+    await source.close()
 
 
 async def test_noise_costs_itself_only(endpoint: KvEndpoint) -> None:

@@ -5,7 +5,8 @@ The socket is always read; what the engine published while nobody listened comes
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -84,6 +85,7 @@ class KvEventStream:
         self._next = start
         self._last_live = -1
         self._last_timestamp_s = 0.0
+        self._last_payload: bytes | None = None
 
     async def __aenter__(self) -> Self:
         """Bind the address the engine connects to. Raises `Unavailable` if it is taken."""
@@ -137,13 +139,11 @@ class KvEventStream:
         if seq is None:
             self.counts.malformed += 1
             return
-        batch = decode(frames[2])
+        payload = frames[2]
         if seq < self._next:
-            if not self._is_new_engine(seq, batch):
+            if not self._is_new_engine(seq, payload):
                 return  # came by replay already
-            self.counts.restarts += 1
-            self._next, self._quiet_at, self._last_timestamp_s = 0, 0, 0.0
-            yield Restarted()
+            yield self._restart()
         self._last_live = seq
         if seq > self._next:
             async for item in self._replay():
@@ -151,15 +151,23 @@ class KvEventStream:
         if seq > self._next:
             yield self._lose(until=seq)
         if seq == self._next:
-            yield self._accept(seq, batch)
+            yield self._accept(seq, payload)
 
-    def _is_new_engine(self, seq: int, batch: Batch | Malformed) -> bool:
+    def _is_new_engine(self, seq: int, payload: bytes) -> bool:
         # One engine's live sequence only grows, and a repeated batch is as old as it was.
+        batch = decode(payload)
         later = isinstance(batch, Batch) and batch.timestamp_s > self._last_timestamp_s
         return seq <= self._last_live or later
 
-    def _accept(self, seq: int, batch: Batch | Malformed) -> Received:
-        self._next = seq + 1
+    def _restart(self) -> Restarted:
+        self.counts.restarts += 1
+        self._next, self._last_live, self._last_timestamp_s, self._last_payload = 0, -1, 0.0, None
+        self._quiet_at = 0
+        return Restarted()
+
+    def _accept(self, seq: int, payload: bytes) -> Received:
+        batch = decode(payload)
+        self._next, self._last_payload = seq + 1, payload
         self.counts.batches += 1
         if isinstance(batch, Batch):
             self._last_timestamp_s = batch.timestamp_s
@@ -178,25 +186,39 @@ class KvEventStream:
         """Everything from the next sequence on that the engine still holds.
 
         The engine's replay socket drops what it cannot send at once, so one replay may itself have holes:
-        ask again for as long as that brings anything.
+        ask again for as long as that brings anything. It is asked for the last batch received, too: an engine
+        that does not have it is another engine.
         """
-        while True:
-            before, hole = self._next, False
-            async for seq, payload in self._replay_once(before):
-                if seq == self._next:
-                    self.counts.replayed += 1
-                    yield self._accept(seq, decode(payload))
-                elif seq > self._next and not hole:
-                    hole = True
-                    if self._next == before:  # the buffer begins here, or the hole is at the very front
+        again = True
+        while again:
+            again, before, first = False, self._next, True
+            async with aclosing(self._replay_once(max(0, before - 1))) as answers:
+                async for seq, payload in answers:
+                    if first and before and self._is_another(seq, payload):
+                        again = True
+                        yield self._restart()
+                        break
+                    first = False
+                    if seq == END_OF_REPLAY:
+                        break
+                    if seq < self._next:
+                        continue
+                    if seq > self._next > before:  # a hole, not the buffer's beginning
+                        again = True
+                        break
+                    if seq > self._next:
                         yield self._lose(until=seq)
-                        self.counts.replayed += 1
-                        hole = False
-                        yield self._accept(seq, decode(payload))
-            if not hole:
-                return
+                    self.counts.replayed += 1
+                    yield self._accept(seq, payload)
 
-    async def _replay_once(self, start: int) -> AsyncIterator[tuple[int, bytes]]:
+    def _is_another(self, seq: int, payload: bytes) -> bool:
+        """Whether a replay from the last batch received begins as no replay of the same engine can."""
+        if seq == END_OF_REPLAY:
+            return True
+        return seq == self._next - 1 and self._last_payload not in (None, payload)
+
+    async def _replay_once(self, start: int) -> AsyncGenerator[tuple[int, bytes], None]:
+        """One answer, its end mark included; without that if the engine falls silent."""
         self.counts.replays += 1
         asking = self._context.socket(zmq.DEALER)
         try:
@@ -209,9 +231,9 @@ class KvEventStream:
                 seq = sequence_of(frames[2]) if len(frames) == 4 else None
                 if seq is None:
                     self.counts.malformed += 1
-                elif seq == END_OF_REPLAY:
-                    return
                 else:
                     yield seq, frames[3]
+                    if seq == END_OF_REPLAY:
+                        return
         finally:
             asking.close(linger=0)
