@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
 from stoker.common.errors import StokerError
 from stoker.registry.client import FleetView, RegistryClient
-from tests.support.deciders import TTL_S, DeciderProcess
+from tests.support.deciders import TTL_S, DeciderProcess, ObedientAgent
 from tests.support.etcd import EtcdServer, eventually
-from tests.support.registry import RegistryProcess, Watcher, spec
+from tests.support.registry import RegistryProcess, Watcher, node, spec
 
 pytestmark = pytest.mark.fault
 
@@ -185,6 +186,37 @@ async def test_with_etcd_frozen_nothing_is_decided_until_it_is_back(
     await eventually(partial(wants, view, 1))
     await client.scale_deployment("chat", 7)
     await eventually(partial(wants, view, 7), within_s=20)
+
+
+async def test_a_planner_killed_amid_a_large_plan_leaves_nothing_booked_twice(
+    watcher: Watcher, client: RegistryClient, registries: list[RegistryProcess], tmp_path: Path
+) -> None:
+    endpoints = [registry.endpoint for registry in registries]
+    planners = [DeciderProcess("planner", endpoints, tmp_path) for _ in range(2)]
+    scaler = DeciderProcess("scaler", endpoints, tmp_path)
+    view = watcher.watch.view
+    gpus = [common_pb2.Gpu(index=index, uuid=f"GPU-{index}") for index in range(64)]
+    try:
+        async with AsyncExitStack() as agents:
+            for number in range(8):
+                await agents.enter_async_context(ObedientAgent(endpoints, node(f"n{number}", gpus=gpus)))
+            for each in (*planners, scaler):
+                each.start()
+            for each in (*planners, scaler):
+                await each.serving()
+            await eventually(lambda: view.leaders.get("planner") is not None)
+            first = next(p for p in planners if p.candidate == view.leaders["planner"].candidate)
+            await client.put_deployment(spec("big", replicas=250, gpus_per_node=2))
+            # The plan is written in three pieces; it dies after the first.
+            await eventually(lambda: len(view.assignments) > 0)
+            first.kill()
+            await eventually(lambda: len(view.assignments) == 250, within_s=TTL_S + 10)
+            booked = [(m.node_id, gpu) for a in view.assignments.values() for m in a.members for gpu in m.gpu_indices]
+            assert len(booked) == len(set(booked)) == 500
+            assert all(a.fence.role == "planner" for a in view.assignments.values())
+    finally:
+        for each in (*planners, scaler):
+            each.kill()
 
 
 async def test_planners_take_over_from_each_other_too(

@@ -1,0 +1,125 @@
+"""The planner between records and its core."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.api.common.v1 import common_pb2
+from stoker.api.registry.v1 import records_pb2
+from stoker.planner.core.loss import Presence
+from stoker.planner.core.values import Assignment, Condition, Deployment, Member, Node, Wanted
+from stoker.planner.server import assigned_nodes, problem_of, record_of, spec_key
+from stoker.registry.client import FleetView
+from stoker.registry.core.records import Kind, Name, Record
+
+FENCE = common_pb2.Fence(role="planner", revision=7)
+
+
+def spec(**fields: object) -> common_pb2.DeploymentSpec:
+    return common_pb2.DeploymentSpec(**{"name": "chat", "model": "m", "engine": "sim", "replicas": 2, **fields})  # type: ignore[arg-type]
+
+
+def view_of(*records: tuple[Kind, str, Record]) -> FleetView:
+    view = FleetView()
+    named: list[tuple[Name, Record]] = [((kind, name), record) for kind, name, record in records]
+    view.delta(named, (), 1)
+    return view
+
+
+def standing(**fields: object) -> records_pb2.Assignment:
+    return records_pb2.Assignment(
+        **{  # type: ignore[arg-type]
+            "replica_id": "chat-0",
+            "deployment": "chat",
+            "spec": spec(env={"a": "1", "b": "2"}),
+            "generation": 3,
+            "members": [
+                records_pb2.GangMember(rank=1, node_id="n2", gpu_indices=[4]),
+                records_pb2.GangMember(rank=0, node_id="n1", gpu_indices=[0]),
+            ],
+            "wanted": records_pb2.WANTED_RUN,
+            "rendezvous_port": 29_500,
+            "created_revision": 12,
+            **fields,
+        }
+    )
+
+
+def test_only_the_replica_count_may_change_without_another_spec_key() -> None:
+    key = spec_key(spec(env={"a": "1", "b": "2"}))
+    assert spec_key(spec(env={"b": "2", "a": "1"}, replicas=9)) == key
+    assert spec_key(spec(env={"a": "1", "b": "3"})) != key
+    assert spec_key(spec(env={"a": "1", "b": "2"}, engine_args=["--x"])) != key
+
+
+def test_records_as_the_core_sees_them() -> None:
+    view = view_of(
+        (
+            Kind.NODES,
+            "n1",
+            common_pb2.Node(
+                node_id="n1",
+                gpus=[common_pb2.Gpu(index=0), common_pb2.Gpu(index=3)],
+                engines=["vllm"],
+                labels={"rack": "r"},
+                draining=True,
+            ),
+        ),
+        (Kind.DEPLOYMENTS, "chat", records_pb2.Deployment(spec=spec(gpus_per_node=1), generation=4)),
+        (Kind.DESIRED, "chat", records_pb2.Desired(deployment="chat", replicas=1, victims=["chat-0"])),
+        (Kind.ASSIGNMENTS, "chat-0", standing()),
+    )
+    presence = Presence(lost=frozenset({"n2"}), settling_until={"n3": 5.0})
+    problem = problem_of(view, presence, frozenset({"chat-9"}))
+    assert problem.nodes == [Node("n1", frozenset({0, 3}), 0, frozenset({"vllm"}), {"rack": "r"}, draining=True)]
+    assert problem.deployments == [Deployment("chat", spec_key(spec(gpus_per_node=1)), "sim", 1, 1, {})]
+    assert problem.desired["chat"].victims == ("chat-0",)
+    (assignment,) = problem.assignments
+    assert assignment.members == (Member("n1", (0,)), Member("n2", (4,))), "the leader first"
+    assert problem.lost == {"n2"}
+    assert problem.settling == {"n3"}
+    assert problem.replacing == {"chat-9"}
+    assert assigned_nodes(view) == {"n1", "n2"}
+
+
+@pytest.mark.parametrize(
+    ("state", "members", "condition"),
+    [
+        (records_pb2.STATE_READY, [records_pb2.STATE_READY, records_pb2.STATE_READY], Condition.READY),
+        (records_pb2.STATE_PENDING, [records_pb2.STATE_READY], Condition.NOT_READY),
+        (records_pb2.STATE_STOPPED, [records_pb2.STATE_STOPPED, records_pb2.STATE_DRAINING], Condition.NOT_READY),
+        (records_pb2.STATE_STOPPED, [records_pb2.STATE_STOPPED, records_pb2.STATE_STOPPED], Condition.GONE),
+        (records_pb2.STATE_PENDING, [], Condition.GONE),
+    ],
+)
+def test_a_gang_is_gone_only_when_every_member_has_stopped(
+    state: records_pb2.State.ValueType, members: list[records_pb2.State.ValueType], condition: Condition
+) -> None:
+    replica = records_pb2.Replica(
+        replica_id="chat-0", state=state, members=[records_pb2.MemberStatus(state=member) for member in members]
+    )
+    problem = problem_of(view_of((Kind.REPLICAS, "chat-0", replica)), Presence(), frozenset())
+    assert problem.conditions == {"chat-0": condition}
+
+
+def test_draining_changes_nothing_else_of_what_stands() -> None:
+    view = view_of((Kind.ASSIGNMENTS, "chat-0", standing()))
+    members = (Member("n1", (0,)), Member("n2", (4,)))
+    record = record_of(Assignment("chat-0", "chat", "k", members, Wanted.DRAIN, 29_500), view, FENCE)
+    expected = standing(wanted=records_pb2.WANTED_DRAIN, fence=FENCE, created_revision=0)
+    assert record == expected
+
+
+def test_a_new_replica_runs_the_specification_of_the_moment() -> None:
+    deployment = records_pb2.Deployment(spec=spec(gpus_per_node=1), generation=4)
+    view = view_of((Kind.DEPLOYMENTS, "chat", deployment))
+    record = record_of(Assignment("chat-1", "chat", "k", (Member("n1", (2,)),)), view, FENCE)
+    assert record == records_pb2.Assignment(
+        replica_id="chat-1",
+        deployment="chat",
+        spec=deployment.spec,
+        generation=4,
+        members=[records_pb2.GangMember(rank=0, node_id="n1", gpu_indices=[2])],
+        wanted=records_pb2.WANTED_RUN,
+        fence=FENCE,
+    )
