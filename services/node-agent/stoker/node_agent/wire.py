@@ -70,7 +70,7 @@ def tasks_of(
 def peers_of(statuses: Iterable[records_pb2.MemberStatus], task: Task) -> dict[int, Peer]:
     """What the other members of a task's gang last said of this very assignment."""
     return {
-        status.rank: Peer(status.rank, state_from(status.state), status.attempt)
+        status.rank: Peer(status.rank, state_from(status.state), status.attempt, running=status.pid > 0)
         for status in statuses
         if status.replica_id == task.replica_id
         and status.rank != task.rank

@@ -36,6 +36,8 @@ class Peer:
     rank: int
     state: State
     attempt: int
+    running: bool = False
+    """Whether its engine process is there, in whatever state: an ended attempt may take a while to die."""
 
 
 Peers = Mapping[int, Peer]
@@ -55,7 +57,7 @@ def may_start(rank: int, size: int, attempt: int, peers: Peers) -> int | None:
 
 def waits_for(size: int, peers: Peers) -> list[int]:
     """Ranks that keep the leader from beginning an attempt: not heard of, or not yet at rest."""
-    return [r for r in range(1, size) if r not in peers or peers[r].state not in _AT_REST]
+    return [r for r in range(1, size) if r not in peers or peers[r].running or peers[r].state not in _AT_REST]
 
 
 def complete(rank: int, size: int, attempt: int, peers: Peers) -> bool:

@@ -1,0 +1,165 @@
+"""A digest against a model of an engine: real copies, several ranks and tiers, replays, losses, restarts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.common.blocks import block_keys, root_key, xor_digest
+from stoker.node_agent.core.digest import Delta, Piece, ReplicaDigest
+from stoker.node_agent.engine.events import Cleared, Event, Removed, Stored
+
+SIZE = 4
+
+
+@dataclass
+class Engine:
+    """What an engine holds: copies by (rank, tier, path), a path being the tokens from the root to a block."""
+
+    seed: int
+    copies: Counter[tuple[int, str, tuple[int, ...]]] = field(default_factory=Counter)
+
+    def hash(self, path: tuple[int, ...]) -> bytes:
+        return Random(f"{self.seed} {path}").randbytes(8)
+
+    def store(self, rank: int, tier: str, path: tuple[int, ...], blocks: int) -> Stored | None:
+        """Stores the last `blocks` blocks of `path`; None where their parent is not held in that tier."""
+        starts = [len(path) - SIZE * (blocks - at) for at in range(blocks)]
+        parent = path[: starts[0]]
+        if parent and not any(self.copies[rank, other, parent] for other in ("GPU", "CPU")):
+            return None
+        paths = [path[: start + SIZE] for start in starts]
+        for one in paths:
+            self.copies[rank, tier, one] += 1
+        return Stored(
+            hashes=tuple(self.hash(one) for one in paths),
+            parent=self.hash(parent) if parent else None,
+            tokens=path[starts[0] :],
+            block_size=SIZE,
+            lora=None,
+            salt=None,
+            extras=((),) * blocks,
+            tier=tier,
+        )
+
+    def remove(self, rank: int, tier: str, path: tuple[int, ...]) -> Removed | None:
+        if not self.copies[rank, tier, path]:
+            return None
+        self.copies[rank, tier, path] -= 1
+        return Removed((self.hash(path),), tier)
+
+    def keys(self, tier: str) -> frozenset[int]:
+        root = root_key("m")
+        return frozenset(
+            block_keys(path, SIZE, root)[-1] for (_, held, path), n in self.copies.items() if n and held == tier
+        )
+
+
+@dataclass
+class Reader:
+    """What somebody knows who applies deltas and snapshots by the rules."""
+
+    keys: dict[str, set[int]] = field(default_factory=dict)
+    at: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def take(self, update: Delta | Piece) -> bool:
+        """False asks for a snapshot: nothing is known of that tier yet."""
+        if isinstance(update, Piece):
+            self.keys[update.tier] = set(update.keys)
+        elif update.tier not in self.at:
+            return False
+        else:
+            assert self.at[update.tier] == (update.epoch, update.sequence - 1), "a delta out of order"
+            keys = self.keys[update.tier]
+            assert keys.isdisjoint(update.added)
+            assert keys.issuperset(update.removed)
+            keys |= set(update.added)
+            keys -= set(update.removed)
+        self.at[update.tier] = (update.epoch, update.sequence)
+        assert (xor_digest(self.keys[update.tier]), len(self.keys[update.tier])) == (update.xor, update.count)
+        return True
+
+    def hear(self, digest: ReplicaDigest, limit: int) -> None:
+        """Take all deltas, and snapshots where one is needed."""
+        trusted = [self.take(delta) for delta in digest.deltas(limit)]
+        if not all(trusted):
+            for piece in digest.snapshot():
+                self.take(piece)
+
+
+_paths = st.integers(1, 4).flatmap(
+    lambda blocks: st.tuples(st.just(blocks), st.lists(st.integers(0, 1), min_size=blocks, max_size=blocks))
+)
+_steps = st.lists(
+    st.tuples(
+        st.sampled_from(["store", "store", "store", "remove", "remove", "clear", "flush", "resync", "restart"]),
+        st.integers(0, 1),
+        st.sampled_from(["GPU", "GPU", "CPU"]),
+        _paths,
+        st.integers(1, 3),
+    ),
+    max_size=40,
+)
+
+
+def _event(engine: Engine, what: str, rank: int, tier: str, path: tuple[int, ...], run: int) -> Event | None:
+    if what == "store":
+        return engine.store(rank, tier, path, run)
+    if what == "remove":
+        return engine.remove(rank, tier, path)
+    if what == "clear":
+        for name in [name for name in engine.copies if name[0] == rank]:
+            del engine.copies[name]
+        return Cleared()
+    return None
+
+
+def _heir(digest: ReplicaDigest) -> ReplicaDigest:
+    heir = ReplicaDigest("m")
+    heir.begin(digest.epoch, sequence=digest.version + 100)
+    assert heir.restore(digest.export())
+    return heir
+
+
+@settings(max_examples=80, deadline=None)
+@given(_steps, st.integers(1, 5))
+def test_readers_know_exactly_what_the_engine_holds(
+    steps: list[tuple[str, int, str, tuple[int, list[int]], int]], limit: int
+) -> None:
+    engine, digest, reader = Engine(0), ReplicaDigest("m"), Reader()
+    digest.begin(1, sequence=7)
+    for what, rank, tier, (blocks, shape), run in steps:
+        path = tuple(token for branch in shape for token in [branch] * SIZE)
+        event = _event(engine, what, rank, tier, path, min(run, blocks))
+        if event is not None:
+            digest.apply([event], rank)
+        elif what in {"flush", "resync", "restart"}:
+            reader.hear(digest, limit)
+        if what == "restart":
+            digest = _heir(digest)
+            reader.at.clear()
+        if what in {"resync", "restart"}:
+            for piece in digest.snapshot():
+                reader.take(piece)
+        for each in ("GPU", "CPU"):
+            assert digest.held(each) == engine.keys(each), what
+    reader.hear(digest, limit)
+    for each in ("GPU", "CPU"):
+        assert reader.keys.get(each, set()) == engine.keys(each)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 100), st.integers(0, 2**32))
+def test_memory_is_bounded_whatever_comes(blocks: int, seed: int) -> None:
+    digest, rng = ReplicaDigest("m", blocks=blocks), Random(seed)
+    digest.begin(1)
+    for _ in range(60):
+        tokens = tuple(rng.randrange(1000) for _ in range(64 * SIZE))
+        hashes = tuple(rng.randbytes(8) for _ in range(64))
+        digest.apply([Stored(hashes, None, tokens, SIZE, None, None, ((),) * 64, "GPU")])
+        assert digest.count() <= blocks * 1.25 + 1024 + 64
+    assert digest.counts.overflows > 0
