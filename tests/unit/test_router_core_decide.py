@@ -210,3 +210,16 @@ def test_removing_a_replica_forgets_all_of_it() -> None:
     made.remove("b")
     made.put(Replica("b"))
     assert decide(REQUEST, made, 0.0, Random(1)).cached_tokens == 0
+
+
+def test_noise_between_measured_rates_does_not_move_prefixes() -> None:
+    made = fleet("a")
+    made.put(Replica("b", prefill_rate=6_000.0))
+    made.put(Replica("c", prefill_rate=18_000.0))
+    assert set(made.rates.values()) == {10_000.0}
+    made.put(Replica("c", prefill_rate=60_000.0))
+    made.put(Replica("b", prefill_rate=1_000.0))
+    assert dict(made.rates) == {"a": 10_000.0, "b": 2_000.0, "c": 30_000.0}
+    made.remove("a")
+    made.put(Replica("b", prefill_rate=60_000.0))
+    assert set(made.rates.values()) == {60_000.0}

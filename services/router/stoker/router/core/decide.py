@@ -96,7 +96,7 @@ def weigh(request: Request, fleet: Fleet, replicas: Sequence[Replica], now: floa
     kv = config.kv_weight * (request.prompt_tokens + request.output_tokens)
     unknown = max(0, request.prompt_tokens - request.block_size * max(believed.values(), default=0))
     home = config.home_credit * unknown
-    prompt, floor = request.prompt_tokens, config.floor_tokens
+    prompt, floor, rates = request.prompt_tokens, config.floor_tokens, fleet.rates
     views = []
     for replica, load in zip(replicas, loads, strict=True):
         name = replica.id
@@ -114,7 +114,7 @@ def weigh(request: Request, fleet: Fleet, replicas: Sequence[Replica], now: floa
         share = math.ceil(slack * (total + weight) * replica.capacity)
         place = rank.get(name, _RANKS)
         fresh = prefill if place else prefill - home
-        cost = (load + config.miss_weight * fresh) / replica.prefill_rate
+        cost = (load + config.miss_weight * fresh) / rates[name]
         bound = share if share > floor else floor
         views.append(Candidate(name, cost, load, weight, bound, exact, speculative, cached, sureness, place))
     return views

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 
 from stoker.router.core.health import Health, HealthConfig, Outcome
 from stoker.router.core.index import BlockIndex
@@ -12,6 +13,7 @@ from stoker.router.core.speculation import Speculation
 from stoker.router.core.values import Decision, Delta, Replica, Request, Role, RoutingConfig, Snapshot, Sync
 
 _FIT_LIMIT = 256  # adapter names come from callers: what is remembered of them is bounded
+_RATE_NOISE = 2.0  # the factor by which measured rates of equal machines may differ
 
 
 class Fleet:
@@ -31,6 +33,7 @@ class Fleet:
         self._replicas: dict[str, Replica] = {}
         self._ring: Ring | None = None
         self._fit: dict[tuple[str, Role], tuple[Replica, ...]] = {}
+        self._rates: dict[str, float] = {}
 
     @property
     def replicas(self) -> Mapping[str, Replica]:
@@ -62,6 +65,20 @@ class Fleet:
             self._fit[adapter, role] = found
         return found
 
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Each replica's prefill rate as decisions use it, in tokens per second.
+
+        Rates are measured under load: between equal machines they differ by chance, and following that
+        chance sends prefixes away from their blocks. So within a factor of the median all are equal.
+        """
+        if not self._rates and self._replicas:
+            middle = median(replica.prefill_rate for replica in self._replicas.values())
+            for replica in self._replicas.values():
+                slowest, fastest = replica.prefill_rate / _RATE_NOISE, replica.prefill_rate * _RATE_NOISE
+                self._rates[replica.id] = min(max(middle, slowest), fastest)
+        return self._rates
+
     def put(self, replica: Replica) -> None:
         """Add a replica or replace what was announced of it."""
         old = self._replicas.get(replica.id)
@@ -69,6 +86,7 @@ class Fleet:
             self._ring = None
         self._replicas[replica.id] = replica
         self._fit.clear()
+        self._rates = {}
 
     def remove(self, replica: str) -> None:
         """Drop a replica that left; its requests in flight may still be released."""
@@ -76,6 +94,7 @@ class Fleet:
             return
         self._ring = None
         self._fit.clear()
+        self._rates = {}
         self.index.forget(replica)
         self.speculation.forget(replica)
         self.load.forget(replica)
