@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import registry_pb2
+from stoker.common.backoff import Backoff
 from stoker.common.errors import InvalidRequest, Unavailable
 from stoker.etcd import EtcdError
 from stoker.registry import metrics
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from stoker.registry.hub import Hub
 
 log = structlog.get_logger(__name__)
+
+_RESYNC_AGAIN = Backoff(first_s=1.0, max_s=60.0)
 
 
 class AgentStream:
@@ -51,7 +55,8 @@ class AgentStream:
         self._admitted = False
         self._assignments_due = True
         self._resyncs: dict[str, None] = {}
-        self._resync_asked: set[str] = set()
+        self._resyncs_asked: dict[str, int] = {}
+        self._rng = rng
         self._ack_due = False
         self._wake = asyncio.Event()
         self._error: Exception | None = None
@@ -172,16 +177,27 @@ class AgentStream:
     def _digest(self, update: registry_pb2.DigestUpdate) -> None:
         validation.require(validation.digest(update, self._limits))
         self._require_ours("digest.replica_id", update.replica_id)
+        if update.tier == common_pb2.TIER_UNSPECIFIED:
+            update.tier = common_pb2.TIER_GPU
         match self._hub.take_digest(update):
             case Outcome.RESYNC:
-                # Asked once; asked again only if the answer is no good either.
-                if update.snapshot or update.replica_id not in self._resync_asked:
-                    self._resync_asked.add(update.replica_id)
-                    self._resyncs[update.replica_id] = None
-                    metrics.DIGEST_RESYNCS.inc()
-                    self._wake.set()
+                self._resync(update.replica_id, again=update.snapshot)
             case Outcome.APPLIED if update.snapshot:
-                self._resync_asked.discard(update.replica_id)
+                self._resyncs_asked.pop(update.replica_id, None)
+
+    def _resync(self, replica_id: str, *, again: bool) -> None:
+        """Ask for a snapshot, once; asked again, ever more slowly, only if what came was no good either."""
+        asked = self._resyncs_asked.get(replica_id, 0)
+        if asked and not again:
+            return
+        self._resyncs_asked[replica_id] = asked + 1
+        metrics.DIGEST_RESYNCS.inc()
+        delay_s = _RESYNC_AGAIN.delay_s(asked - 1, self._rng) if asked else 0.0
+        asyncio.get_running_loop().call_later(delay_s, self._ask, replica_id)
+
+    def _ask(self, replica_id: str) -> None:
+        self._resyncs[replica_id] = None
+        self._wake.set()
 
     def _require_ours(self, field: str, replica_id: str) -> None:
         if (replica_id, 0) not in self.membership.members:
