@@ -103,17 +103,16 @@ def test_a_gang_is_gone_only_when_every_member_has_stopped(
 
 
 def test_draining_changes_nothing_else_of_what_stands() -> None:
-    view = view_of((Kind.ASSIGNMENTS, "chat-0", standing()))
     members = (Member("n1", (0,)), Member("n2", (4,)))
-    record = record_of(Assignment("chat-0", "chat", "k", members, Wanted.DRAIN, 29_500), view, FENCE)
+    draining = Assignment("chat-0", "chat", "k", members, Wanted.DRAIN, 29_500)
+    record = record_of(draining, standing(), None, FENCE)
     expected = standing(wanted=records_pb2.WANTED_DRAIN, fence=FENCE, created_revision=0)
     assert record == expected
 
 
 def test_a_new_replica_runs_the_specification_of_the_moment() -> None:
     deployment = records_pb2.Deployment(spec=spec(gpus_per_node=1), generation=4)
-    view = view_of((Kind.DEPLOYMENTS, "chat", deployment))
-    record = record_of(Assignment("chat-1", "chat", "k", (Member("n1", (2,)),)), view, FENCE)
+    record = record_of(Assignment("chat-1", "chat", "k", (Member("n1", (2,)),)), None, deployment, FENCE)
     assert record == records_pb2.Assignment(
         replica_id="chat-1",
         deployment="chat",

@@ -70,9 +70,13 @@ class PlannerRound:
     async def run(self, view: FleetView, fence: common_pb2.Fence, now: float) -> int | None:
         """Plans and writes, deletions first: a later piece may need what an earlier one freed."""
         self._presence = look(self._presence, view.nodes.keys(), assigned_nodes(view), now, self._limits)
-        drawn = plan(problem_of(view, self._presence, self._replacing), self._limits)
+        standing, deployments = dict(view.assignments), dict(view.deployments)
+        # In a thread: a large plan must not keep this process from renewing its leadership.
+        drawn = await asyncio.to_thread(plan, problem_of(view, self._presence, self._replacing), self._limits)
         self._note(drawn)
-        puts = [record_of(assignment, view, fence) for assignment in drawn.puts]
+        puts = [
+            record_of(put, standing.get(put.replica), deployments.get(put.deployment), fence) for put in drawn.puts
+        ]
         revision = None
         for deletes in pieces(drawn.deletes):
             revision = await self._client.apply_assignments(fence, [], deletes)

@@ -55,23 +55,28 @@ def assigned_nodes(view: FleetView) -> frozenset[str]:
     return frozenset(member.node_id for record in view.assignments.values() for member in record.members)
 
 
-def record_of(assignment: Assignment, view: FleetView, fence: common_pb2.Fence) -> records_pb2.Assignment:
-    """An assignment as the record to write. One that stands keeps what it runs; a new one runs the deployment's
-    specification as it is now.
+def record_of(
+    assignment: Assignment,
+    standing: records_pb2.Assignment | None,
+    deployment: records_pb2.Deployment | None,
+    fence: common_pb2.Fence,
+) -> records_pb2.Assignment:
+    """An assignment as the record to write: what stands keeps what it runs, a new one runs its deployment's
+    specification. One of `standing` and `deployment` must be there.
     """
     record = records_pb2.Assignment()
-    standing = view.assignments.get(assignment.replica)
     if standing is not None:
         record.CopyFrom(standing)
         record.created_revision = 0
-    else:
-        deployment = view.deployments[assignment.deployment]
+    elif deployment is not None:
         record.replica_id, record.deployment = assignment.replica, assignment.deployment
         record.spec.CopyFrom(deployment.spec)
         record.generation = deployment.generation
         record.rendezvous_port = assignment.rendezvous_port
         for rank, member in enumerate(assignment.members):
             record.members.add(rank=rank, node_id=member.node, gpu_indices=member.gpus)
+    else:
+        raise ValueError(f"{assignment.replica} is new, and its deployment is not there")
     record.wanted = records_pb2.WANTED_DRAIN if assignment.wanted is Wanted.DRAIN else records_pb2.WANTED_RUN
     record.fence.CopyFrom(fence)
     return record

@@ -17,28 +17,31 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
     return sorted(nodes, key=lambda node: [int(part) if part.isdigit() else part for part in _DIGITS.split(node.id)])
 
 
+def candidates(
+    deployment: Deployment, nodes: Sequence[Node], capacity: Capacity, settling: frozenset[str]
+) -> list[Node]:
+    """Those of `nodes` that could run a member of `deployment` now, in the same order."""
+    return [node for node in nodes if _unfit(node, deployment, settling) is None and capacity.fits(node, deployment)]
+
+
 def first_fit(
-    replica: str,
-    deployment: Deployment,
-    nodes: Sequence[Node],
-    capacity: Capacity,
-    settling: frozenset[str],
-    ports: range,
+    replica: str, deployment: Deployment, candidates: Sequence[Node], capacity: Capacity, ports: range
 ) -> Assignment | None:
-    """An assignment on the first distinct nodes with room, or None. Books nothing."""
-    fitting: list[tuple[Node, int]] = []
-    for node in nodes:
-        if _unfit(node, deployment, settling) is None and capacity.fits(node, deployment):
-            port = 0
-            if not fitting and deployment.gang_size > 1:
-                free_port = capacity.free_port(node.id, ports)
-                if free_port is None:
-                    continue
-                port = free_port
-            fitting.append((node, port))
-            if len(fitting) == deployment.gang_size:
-                members = tuple(capacity.member_on(node, deployment) for node, _ in fitting)
-                return Assignment(replica, deployment.name, deployment.spec, members, rendezvous_port=fitting[0][1])
+    """An assignment on the first distinct candidates with room, or None. Books nothing."""
+    chosen: list[Node] = []
+    port = 0
+    for node in candidates:
+        if not capacity.fits(node, deployment):
+            continue
+        if not chosen and deployment.gang_size > 1:
+            free_port = capacity.free_port(node.id, ports)
+            if free_port is None:
+                continue
+            port = free_port
+        chosen.append(node)
+        if len(chosen) == deployment.gang_size:
+            members = tuple(capacity.member_on(node, deployment) for node in chosen)
+            return Assignment(replica, deployment.name, deployment.spec, members, rendezvous_port=port)
     return None
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain, count
 
 from stoker.planner.core import placing, rollout
 from stoker.planner.core.capacity import Capacity
@@ -14,6 +15,7 @@ from stoker.planner.core.values import (
     Deployment,
     Desired,
     Limits,
+    Node,
     Plan,
     Problem,
     Unplaced,
@@ -164,29 +166,35 @@ class _Round:
 
     # --- placing and noting ---
 
-    def _place(self, deployment: Deployment, count: int, why: str) -> int:
-        for placed in range(count):
-            found = self._find(deployment, self._next_id(deployment.name))
+    def _place(self, deployment: Deployment, wanted: int, why: str) -> int:
+        """Places up to `wanted` replicas; returns how many found a place."""
+        candidates = self._candidates(deployment) if wanted else []
+        ids = self._free_ids(deployment.name)
+        for placed in range(wanted):
+            found = placing.first_fit(next(ids), deployment, candidates, self._capacity, self._ports)
             if found is None:
                 return placed
             self._capacity.take(found)
             self._puts[found.replica] = found
             self._why[found.replica] = why
-        return count
+            # The first candidates fill up first: without this, each replica would walk past all that are full.
+            while candidates and not self._capacity.fits(candidates[0], deployment):
+                candidates.pop(0)
+        return wanted
 
     def _find(self, deployment: Deployment, replica: str) -> Assignment | None:
-        return placing.first_fit(
-            replica, deployment, self._nodes, self._capacity, self._problem.settling, self._ports
-        )
+        return placing.first_fit(replica, deployment, self._candidates(deployment), self._capacity, self._ports)
 
-    def _next_id(self, deployment: str) -> str:
-        """The id of a replica that is being replaced, else the one with the smallest free ordinal."""
-        taken = self._standing.keys() | self._puts.keys()
-        prefix = f"{deployment}-"
-        freed = [id_ for id_ in self._problem.replacing if id_.rpartition("-")[0] == deployment and id_ not in taken]
-        if freed:
-            return min(freed, key=rollout.ordinal)
-        return next(f"{prefix}{n}" for n in range(len(taken) + 1) if f"{prefix}{n}" not in taken)
+    def _candidates(self, deployment: Deployment) -> list[Node]:
+        return placing.candidates(deployment, self._nodes, self._capacity, self._problem.settling)
+
+    def _free_ids(self, deployment: str) -> Iterator[str]:
+        """Ids of replicas that are being replaced, then those with the smallest free ordinals."""
+        freed = {id_ for id_ in self._problem.replacing if id_.rpartition("-")[0] == deployment}
+        numbered = (f"{deployment}-{number}" for number in count())
+        for id_ in chain(sorted(freed, key=rollout.ordinal), numbered):
+            if id_ not in self._standing and id_ not in self._puts:
+                yield id_
 
     def _leave(self, runner: Runner, why: str) -> None:
         """Asks a replica to drain; one with a lost member has nobody left to ask as a whole."""

@@ -65,10 +65,39 @@ def runners(problem: Problem, assignments: Iterable[Assignment], spec: str) -> l
     return found
 
 
-def surge(running: Iterable[Runner]) -> int:
+@dataclass(slots=True)
+class _Tally:
+    """What is left of a deployment's runners while some are told to leave."""
+
+    count: int
+    ready: int
+    displaced: int
+    outdated: int
+    """Of those that are not displaced."""
+
+    @classmethod
+    def of(cls, running: Sequence[Runner]) -> _Tally:
+        return cls(
+            count=len(running),
+            ready=sum(runner.ready for runner in running),
+            displaced=sum(runner.displaced for runner in running),
+            outdated=sum(runner.outdated and not runner.displaced for runner in running),
+        )
+
+    @property
+    def surge(self) -> int:
+        return self.displaced + min(1, self.outdated)
+
+    def remove(self, runner: Runner) -> None:
+        self.count -= 1
+        self.ready -= runner.ready
+        self.displaced -= runner.displaced
+        self.outdated -= runner.outdated and not runner.displaced
+
+
+def surge(running: Sequence[Runner]) -> int:
     """Replicas allowed beyond the desired count: one for each that must move, and one for a new specification."""
-    moving = sum(runner.displaced for runner in running)
-    return moving + any(runner.outdated and not runner.displaced for runner in running)
+    return _Tally.of(running).surge
 
 
 def leavers(running: Sequence[Runner], want: int, victims: Sequence[str]) -> list[tuple[Runner, str]]:
@@ -80,24 +109,23 @@ def leavers(running: Sequence[Runner], want: int, victims: Sequence[str]) -> lis
         running,
         key=lambda r: (not r.lost, r.stays, rank.get(r.id, len(rank)), r.ready, not r.displaced, -ordinal(r.id)),
     )
-    excess = len(running) - want
-    rest = list(queue)
+    left = _Tally.of(running)
     leaving: list[tuple[Runner, str]] = []
     for runner in queue:
-        reason = _reason_to_leave(runner, rest, excess, want)
+        reason = _reason_to_leave(runner, left, want)
         if reason is not None:
             leaving.append((runner, reason))
-            rest.remove(runner)
-            excess -= 1
+            left.remove(runner)
     return leaving
 
 
-def _reason_to_leave(runner: Runner, rest: Sequence[Runner], excess: int, want: int) -> str | None:
-    if excess > 0 and (runner.lost or excess > surge(rest)):
+def _reason_to_leave(runner: Runner, left: _Tally, want: int) -> str | None:
+    excess = left.count - want
+    if excess > 0 and (runner.lost or excess > left.surge):
         return "scaled down"
     if runner.stays or runner.lost or runner.late:
         return None
-    spare = sum(other.ready for other in rest) - runner.ready >= want
+    spare = left.ready - runner.ready >= want
     if runner.outdated and (not runner.ready or (excess > 0 and spare)):
         return "replaced by the new specification"
     if runner.displaced and excess > 0 and (not runner.ready or spare):
