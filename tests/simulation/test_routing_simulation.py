@@ -40,7 +40,7 @@ def test_the_mooncake_trace(blocks: int, hit_rate: float, wait_s: float) -> None
 
 
 def test_one_long_system_prompt_does_not_send_everything_to_one_replica() -> None:
-    jobs = common_prefix_trace(1)
+    jobs = common_prefix_trace(1, conversations=350, seconds=500.0)
     routed = replay(jobs, replicas=7, hardware=Hardware(), config=PREFILL_ONLY)
     baseline = replay(jobs, replicas=7, hardware=Hardware(), policy="round_robin", config=PREFILL_ONLY)
     assert routed.hit_rate >= 0.95 * pooled_hit_rate(jobs, 7 * 2_560)
@@ -52,28 +52,28 @@ def test_one_long_system_prompt_does_not_send_everything_to_one_replica() -> Non
     ("workload", "hit_rate", "speed", "ttft"), [("shared", 0.45, 1.25, 1.0), ("chat", 0.48, 1.2, 0.75)]
 )
 def test_workloads_with_shared_prefixes(workload: str, hit_rate: float, speed: float, ttft: float) -> None:
-    routed = [serve(workload, "stoker", seed) for seed in range(4)]
-    baseline = [serve(workload, "round_robin", seed) for seed in range(4)]
-    assert sum(outcome.hit_rate for outcome in routed) / 4 >= hit_rate
+    routed = [serve(workload, "stoker", seed) for seed in range(3)]
+    baseline = [serve(workload, "round_robin", seed) for seed in range(3)]
+    assert sum(outcome.hit_rate for outcome in routed) / 3 >= hit_rate
     faster = sum(outcome.requests_per_s for outcome in routed) / sum(o.requests_per_s for o in baseline)
     assert faster >= speed
     assert sum(o.ttft(0.5) for o in routed) <= ttft * sum(o.ttft(0.5) for o in baseline)
 
 
 def test_unique_prompts_lose_nothing() -> None:
-    routed = [serve("unique", "stoker", seed) for seed in range(4)]
-    baseline = [serve("unique", "round_robin", seed) for seed in range(4)]
+    routed = [serve("unique", "stoker", seed) for seed in range(3)]
+    baseline = [serve("unique", "round_robin", seed) for seed in range(3)]
     assert sum(o.requests_per_s for o in routed) >= 0.97 * sum(o.requests_per_s for o in baseline)
 
 
 def test_two_routers_that_share_nothing_but_reports_on_chat() -> None:
-    one = sum(serve("chat", "stoker", seed).hit_rate for seed in range(6)) / 6
-    two = sum(serve("chat", "stoker", seed, routers=2).hit_rate for seed in range(6)) / 6
+    one = sum(serve("chat", "stoker", seed).hit_rate for seed in range(4)) / 4
+    two = sum(serve("chat", "stoker", seed, routers=2).hit_rate for seed in range(4)) / 4
     assert two >= one - 0.03
 
 
 def test_two_routers_on_an_open_trace() -> None:
-    jobs = common_prefix_trace(2)
+    jobs = common_prefix_trace(2, conversations=250, seconds=360.0)
     one, two = (
         replay(jobs, replicas=7, hardware=Hardware(), config=PREFILL_ONLY, routers=routers) for routers in (1, 2)
     )
