@@ -83,7 +83,7 @@ class _Usage(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = msgspec.Raw()
 
 
 class _Error(msgspec.Struct):
@@ -129,8 +129,8 @@ class EventStream:
             chunk = _decode(payload)
         except msgspec.MsgspecError as error:
             raise StokerError(f"the engine sent what is no event: {error}", reason="ENGINE_ERROR") from error
-        if chunk.error is not None:
-            raise refusal(500, b'{"error":' + bytes(chunk.error) + b"}")
+        if (error_body := bytes(chunk.error)) not in {b"", b"null"}:
+            raise refusal(500, b'{"error":' + error_body + b"}")
         if chunk.usage is not None:
             self.usage = usage_of(chunk.usage)
         for choice in chunk.choices:
