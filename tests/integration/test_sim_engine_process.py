@@ -60,6 +60,37 @@ async def test_it_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
         assert "Traceback" not in engine.log()
 
 
+@pytest.mark.parametrize(
+    ("model", "args", "words"),
+    [
+        ("/no/such/model", (), "/no/such/model is no model directory"),
+        (None, ("--sim-speed", "0"), "must be above 0"),
+        (None, ("--block-size", "0"), "must be at least 1"),
+    ],
+)
+async def test_a_wrong_command_line_says_what_is_wrong(
+    tmp_path: Path, model: str | None, args: tuple[str, ...], words: str
+) -> None:
+    request = launch_request(tmp_path, model=Path(model) if model else None, args=args)
+    process = await spawn(SIM, request)
+    async with asyncio.timeout(20):
+        assert await process.wait() != 0
+    log = request.log_path.read_text()
+    assert words in log
+    assert "Traceback" not in log
+
+
+async def test_embeddings_have_one_vector_an_input(tmp_path: Path) -> None:
+    async with running_engine("sim", tmp_path, args=FAST) as engine:
+        body = {"model": engine.model, "input": ["one", "two", "one"]}
+        async with engine.session.post(engine.url + "/v1/embeddings", json=body) as response:
+            answer = await response.json()
+    first, second, third = (item["embedding"] for item in answer["data"])
+    assert first == third != second
+    assert len(first) == len(second)
+    assert answer["usage"]["prompt_tokens"] > 0
+
+
 async def test_it_weighs_little(tmp_path: Path) -> None:
     async with running_engine("sim", tmp_path, args=FAST) as engine:
         resident = _resident_kib(engine.process.pid)

@@ -11,6 +11,7 @@ import sys
 import uvloop
 from aiohttp import web
 
+from stoker.common.errors import StokerError
 from stoker.sim_engine import gang
 from stoker.sim_engine.config import SimConfig, parse
 from stoker.sim_engine.engine import SimEngine
@@ -71,8 +72,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = parse()
-    except (OSError, ValueError, KeyError) as error:
-        sys.exit(f"stoker-sim-engine: --model is not a model directory with a config.json: {error!r}")
+    except StokerError as error:
+        sys.exit(f"stoker-sim-engine: {error.message}")
     try:
         with contextlib.suppress(asyncio.CancelledError):
             uvloop.run(serve(config))

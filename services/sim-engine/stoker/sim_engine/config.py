@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.common.errors import InvalidRequest
 from stoker.sim_engine.core.profile import Profile
 
 
@@ -79,7 +80,10 @@ class SimConfig:
 
 
 def parse(argv: list[str] | None = None) -> SimConfig:
-    """Read a command line. Options of vLLM that mean nothing here are ignored."""
+    """Read a command line. Options of vLLM that mean nothing here are ignored.
+
+    Raises `InvalidRequest` if the model cannot be read, and exits where argparse does.
+    """
     options, _ = _parser().parse_known_args(argv)
     model = Path(options.model)
     longest = _longest(model)
@@ -129,25 +133,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--served-model-name", nargs="+")
     parser.add_argument("--host")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--block-size", type=int, default=32)
-    parser.add_argument("--num-gpu-blocks-override", type=int, default=2048)
-    parser.add_argument("--max-model-len", type=int)
-    parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    parser.add_argument("--block-size", type=_count, default=32)
+    parser.add_argument("--num-gpu-blocks-override", type=_count, default=2048)
+    parser.add_argument("--max-model-len", type=_count)
+    parser.add_argument("--max-num-seqs", type=_count, default=256)
+    parser.add_argument("--max-num-batched-tokens", type=_count, default=2048)
     parser.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
     parser.add_argument("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kv-events-config", type=json.loads)
-    parser.add_argument("--nnodes", "-n", type=int, default=1)
+    parser.add_argument("--nnodes", "-n", type=_count, default=1)
     parser.add_argument("--node-rank", "-r", type=int, default=0)
     parser.add_argument("--master-addr", default="127.0.0.1")
     parser.add_argument("--master-port", type=int, default=29501)
     parser.add_argument("--headless", action="store_true")
     timing = parser.add_argument_group("timing")
-    timing.add_argument("--sim-speed", type=float, default=base.speed, help="this many times faster")
+    timing.add_argument("--sim-speed", type=_positive, default=base.speed, help="this many times faster")
     timing.add_argument("--sim-step-ms", type=float, default=base.step_s * 1000)
-    timing.add_argument("--sim-prefill-tokens-per-s", type=float, default=1 / base.prefill_token_s)
+    timing.add_argument("--sim-prefill-tokens-per-s", type=_positive, default=1 / base.prefill_token_s)
     timing.add_argument("--sim-decode-sequence-ms", type=float, default=base.decode_sequence_s * 1000)
     timing.add_argument("--sim-context-token-ns", type=float, default=base.context_token_s * 1e9)
     faults = parser.add_argument_group("faults")
@@ -171,4 +175,21 @@ def _kv_events(given: dict[str, Any] | None) -> KvEventsConfig | None:
 
 
 def _longest(model: Path) -> int:
-    return int(json.loads((model / "config.json").read_text())["max_position_embeddings"])
+    try:
+        return int(json.loads((model / "config.json").read_text())["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest.field(
+            "--model", f"{model} is no model directory with a config.json: {error!r}"
+        ) from error
+
+
+def _positive(text: str) -> float:
+    if (value := float(text)) > 0:
+        return value
+    raise argparse.ArgumentTypeError(f"must be above 0, is {text}")
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) > 0:
+        return value
+    raise argparse.ArgumentTypeError(f"must be at least 1, is {text}")
