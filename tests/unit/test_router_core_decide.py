@@ -223,3 +223,12 @@ def test_noise_between_measured_rates_does_not_move_prefixes() -> None:
     made.remove("a")
     made.put(Replica("b", prefill_rate=60_000.0))
     assert set(made.rates.values()) == {60_000.0}
+
+
+def test_a_restarted_engine_has_lost_what_was_sent_to_it() -> None:
+    made = fleet("b")
+    hold(made, "b", [])
+    made.dispatch(REQUEST, decide(REQUEST, made, 0.0, Random(1)), 0.0)
+    assert decide(REQUEST, made, 0.1, Random(1)).cached_tokens > 600
+    made.snapshot("b", Snapshot(2, 1, {}), 0.2)
+    assert decide(REQUEST, made, 0.3, Random(1)).cached_tokens == 0

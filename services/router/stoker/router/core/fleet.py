@@ -101,8 +101,12 @@ class Fleet:
         self.health.forget(replica)
 
     def snapshot(self, replica: str, message: Snapshot, now: float) -> Sync:
-        """Take a replica's whole digest."""
-        return self.index.snapshot(replica, message, now)
+        """Take a replica's whole digest; a new epoch also ends what was believed of the old one."""
+        before = self.index.epoch(replica)
+        result = self.index.snapshot(replica, message, now)
+        if result is Sync.APPLIED and before is not None and before != message.epoch:
+            self.speculation.forget(replica)
+        return result
 
     def delta(self, replica: str, message: Delta, now: float) -> Sync:
         """Apply one step of a replica's digest."""

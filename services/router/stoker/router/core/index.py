@@ -108,6 +108,11 @@ class BlockIndex:
             self._live ^= slot.bit
             self._dead |= slot.bit
 
+    def epoch(self, replica: str) -> int | None:
+        """Return the epoch of the digest held of a replica, None if none is."""
+        slot = self._slots.get(replica)
+        return slot.epoch if slot else None
+
     def trust(self, replica: str, now: float) -> float:
         """Return the confidence in a replica's digest: 1 while fresh, falling with age to 0, 0 if none."""
         slot = self._slots.get(replica)
