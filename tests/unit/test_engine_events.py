@@ -89,6 +89,12 @@ def test_a_salt_that_looks_like_the_adapter_is_still_a_salt() -> None:
     assert (event.lora, event.salt, event.extras) == ("same", "same", ((), ()))
 
 
+def test_only_the_first_block_of_a_sequence_has_a_salt() -> None:
+    event = only(batch({**STORED, "parent_block_hash": 5, "extra_keys": [["text"], None]}))
+    assert isinstance(event, Stored)
+    assert (event.salt, event.extras) == (None, (("text",), ()))
+
+
 def test_reads_other_kinds_and_defaults() -> None:
     removed = {"type": "BlockRemoved", "block_hashes": [7], "medium": "CPU", "group_idx": 1}
     decoded = decode(

@@ -151,7 +151,8 @@ def _stored(wire: _Wire) -> Stored | Ignored:
         return Ignored(wire.type, f"{len(wire.token_ids)} tokens for {count} blocks of {wire.block_size}")
     if min(wire.token_ids) < 0 or max(wire.token_ids) > 0xFFFFFFFF:
         return Ignored(wire.type, "a token id outside 0..2**32-1")
-    salt, extras = _extra_keys(wire.extra_keys, count, wire.lora_name)
+    begins = wire.parent_block_hash is None
+    salt, extras = _extra_keys(wire.extra_keys, count, wire.lora_name, begins=begins)
     return Stored(
         hashes=tuple(wire.block_hashes),
         parent=wire.parent_block_hash,
@@ -167,7 +168,7 @@ def _stored(wire: _Wire) -> Stored | Ignored:
 
 
 def _extra_keys(
-    per_block: Sequence[Sequence[Any] | None] | None, count: int, lora: str | None
+    per_block: Sequence[Sequence[Any] | None] | None, count: int, lora: str | None, *, begins: bool
 ) -> tuple[str | None, tuple[tuple[object, ...], ...]]:
     """Salt, and the other extras of each block.
 
@@ -180,7 +181,7 @@ def _extra_keys(
         keys = list(entry or ())
         if lora is not None and keys and keys[0] == lora:
             keys.pop(0)
-        if not extras:
+        if begins and not extras:
             at = next((i for i, key in enumerate(keys) if isinstance(key, str)), None)
             if at is not None:
                 salt = keys.pop(at)
