@@ -19,6 +19,7 @@ from stoker.local.plan import StackSpec
 from stoker.local.state import Home
 
 POLICIES = ("stoker", "round_robin")
+_DEMO_SIM_SPEED = 10.0
 WORKLOADS = {"shared": "shared prefixes", "chat": "multi-turn chat"}
 
 
@@ -38,7 +39,9 @@ def demo(
     """
     out = Output(output)
     spec = StackSpec(engine.value, nodes=replicas, fixed_ports=False, policy_header=True)
-    deployment = LocalDeployment(engine.value, replicas, model, on_gpu=has_gpu(), pressure=True)
+    deployment = LocalDeployment(
+        engine.value, replicas, model, on_gpu=has_gpu(), pressure=True, sim_speed=_DEMO_SIM_SPEED
+    )
 
     async def work() -> dict[str, list[RunFigures]]:
         with out.progress() as progress:

@@ -42,20 +42,19 @@ def explain(
     target = Addresses.find("", router).require_routers()[0]
     out = Output(output)
 
-    async def work() -> None:
+    async def work() -> router_pb2.ExplainResponse:
         async with rpc.channel(target) as channel:
             try:
                 request = router_pb2.ExplainRequest(request_id=request_id)
                 if prompt:
                     name = model or await _only_model(channel)
                     request = router_pb2.ExplainRequest(request=_generate(prompt, name, chat=chat, salt=salt))
-                answer = await router_pb2_grpc.RouterServiceStub(channel).Explain(request, timeout=_CALL_S)
+                return await router_pb2_grpc.RouterServiceStub(channel).Explain(request, timeout=_CALL_S)
             except grpc.RpcError as failure:
                 raise explained(target, failure) from failure
-        value = as_json(answer)
-        out.result(value, *as_tables(value))
 
-    run(work())
+    value = as_json(run(work()))
+    out.result(value, *as_tables(value))
 
 
 async def _only_model(channel: grpc.aio.Channel) -> str:

@@ -36,6 +36,10 @@ class Fleet:
         """A deployment by name."""
         return next((d for d in self.records.deployments if d.spec.name == name), None)
 
+    def desired(self, name: str) -> records_pb2.Desired | None:
+        """What was decided for a deployment, None while nothing is."""
+        return next((d for d in self.records.desired if d.deployment == name), None)
+
     def replicas(self, deployment: str) -> list[records_pb2.Replica]:
         """A deployment's replicas, by id."""
         found = [r for r in self.records.replicas if r.deployment == deployment]
@@ -110,13 +114,12 @@ def last_error(replica: records_pb2.Replica) -> str:
 
 
 def settled(fleet: Fleet, name: str) -> bool:
-    """Whether a deployment has exactly the replicas it asks for, all ready."""
-    deployment = fleet.deployment(name)
-    if deployment is None:
+    """Whether a deployment has exactly the replicas that were decided on its present generation, all ready."""
+    deployment, desired = fleet.deployment(name), fleet.desired(name)
+    if deployment is None or desired is None or desired.generation < deployment.generation:
         return False
-    running = [r for r in fleet.replicas(name) if r.wanted != records_pb2.WANTED_DRAIN]
-    ready = [r for r in running if r.state == State.STATE_READY and r.generation == deployment.generation]
-    return len(ready) == len(running) == deployment.spec.replicas
+    replicas = fleet.replicas(name)
+    return len(replicas) == desired.replicas and all(r.state == State.STATE_READY for r in replicas)
 
 
 def broken(fleet: Fleet, name: str) -> records_pb2.Replica | None:

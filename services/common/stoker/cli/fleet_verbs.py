@@ -11,9 +11,10 @@ import grpc
 import typer
 
 from stoker.api.node.v1 import node_pb2, node_pb2_grpc
+from stoker.api.registry.v1.records_pb2 import Deployment
 from stoker.cli import deployment_file, report
 from stoker.cli.addresses import Addresses, RegistryOption
-from stoker.cli.fleet import Registries, explained, wait_settled
+from stoker.cli.fleet import Fleet, Registries, explained, wait_settled
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
 from stoker.common import rpc
@@ -43,15 +44,15 @@ def status(
     addresses = Addresses.find(registry)
     out = Output(output)
 
-    async def work() -> None:
+    async def work() -> Fleet:
         async with Registries(addresses.require_registries()) as registries:
-            fleet = await registries.fleet()
-        if deployment and fleet.deployment(deployment) is None:
-            raise NotFound(f"deployment {deployment!r} does not exist")
-        value = report.as_json(fleet, addresses.local, deployment)
-        out.result(value, *report.as_tables(value))
+            return await registries.fleet()
 
-    run(work())
+    fleet = run(work())
+    if deployment and fleet.deployment(deployment) is None:
+        raise NotFound(f"deployment {deployment!r} does not exist")
+    value = report.as_json(fleet, addresses.local, deployment)
+    out.result(value, *report.as_tables(value))
 
 
 def deploy(
@@ -66,22 +67,23 @@ def deploy(
     endpoints = Addresses.find(registry).require_registries()
     out = Output(output)
 
-    async def work() -> None:
+    async def work() -> Deployment:
         async with Registries(endpoints) as registries:
-            deployment = await registries.client.put_deployment(spec)
+            written = await registries.client.put_deployment(spec)
             if wait:
                 with out.progress() as progress:
                     await wait_settled(registries, spec.name, timeout_s=timeout, say=progress.say)
-        value = {
-            "deployment": spec.name,
-            "generation": deployment.generation,
-            "replicas": spec.replicas,
-            "ready": wait,
-        }
-        ready = f"{spec.replicas} ready" if wait else f"{spec.replicas} wanted; follow with `stoker status`"
-        out.result(value, f"{spec.name}: generation {deployment.generation}, {ready}")
+            return written
 
-    run(work())
+    deployment = run(work())
+    value = {
+        "deployment": spec.name,
+        "generation": deployment.generation,
+        "replicas": spec.replicas,
+        "ready": wait,
+    }
+    ready = f"{spec.replicas} ready" if wait else f"{spec.replicas} wanted; follow with `stoker status`"
+    out.result(value, f"{spec.name}: generation {deployment.generation}, {ready}")
 
 
 def scale(
@@ -96,17 +98,18 @@ def scale(
     endpoints = Addresses.find(registry).require_registries()
     out = Output(output)
 
-    async def work() -> None:
+    async def work() -> int:
         async with Registries(endpoints) as registries:
             answer = await registries.client.scale_deployment(deployment, replicas)
             if wait:
                 with out.progress() as progress:
                     await wait_settled(registries, deployment, timeout_s=timeout, say=progress.say)
-        value = {"deployment": deployment, "previous": answer.previous_replicas, "replicas": replicas, "ready": wait}
-        done = "" if wait else "; follow with `stoker status`"
-        out.result(value, f"{deployment}: from {answer.previous_replicas} to {replicas} replicas{done}")
+            return answer.previous_replicas
 
-    run(work())
+    previous = run(work())
+    value = {"deployment": deployment, "previous": previous, "replicas": replicas, "ready": wait}
+    done = "" if wait else "; follow with `stoker status`"
+    out.result(value, f"{deployment}: from {previous} to {replicas} replicas{done}")
 
 
 @drain.command("node", epilog="Example: stoker drain node node-2")
@@ -120,14 +123,14 @@ def drain_node(
     endpoints = Addresses.find(registry).require_registries()
     out = Output(output)
 
-    async def work() -> None:
+    async def work() -> list[str]:
         async with Registries(endpoints) as registries:
-            leaving = list(await registries.client.drain_node(name, undo=undo))
-        value = {"node": name, "draining": not undo, "replicas": leaving}
-        leave = f"; leaving: {', '.join(leaving)}" if leaving else ""
-        out.result(value, f"{name}: {'usable again' if undo else 'draining'}{leave}")
+            return list(await registries.client.drain_node(name, undo=undo))
 
-    run(work())
+    there = run(work())
+    value = {"node": name, "draining": not undo, "replicas": there}
+    leave = f"; leaving: {', '.join(there)}" if there and not undo else ""
+    out.result(value, f"{name}: {'usable again' if undo else 'draining'}{leave}")
 
 
 @drain.command("replica", epilog="Example: stoker drain replica tiny-1")
@@ -143,9 +146,9 @@ def drain_replica(
     async def work() -> None:
         async with Registries(endpoints) as registries:
             await registries.client.drain_replica(name)
-        out.result({"replica": name, "draining": True}, f"{name}: draining; follow with `stoker status`")
 
     run(work())
+    out.result({"replica": name, "draining": True}, f"{name}: draining; follow with `stoker status`")
 
 
 def logs(

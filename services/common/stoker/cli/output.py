@@ -30,8 +30,9 @@ FormatOption = Annotated[
     Format, typer.Option("-o", "--output", help="Form of the result: text for people, json for programs.")
 ]
 
-_PLAIN_EVERY_S = 10.0
-"""Without a terminal, an unchanged progress line is repeated this often, so that a log shows life."""
+# Without a terminal: how often an unchanged line is repeated, so that a log shows life, and one whose
+# subject (what stands before the last colon) stays the same.
+_PLAIN_EVERY_S, _PLAIN_COUNT_S = 10.0, 3.0
 
 
 class Progress:
@@ -58,9 +59,16 @@ class Progress:
         now = time.monotonic()
         if self._status is not None:
             self._status.update(f"{text} [dim]({now - self._began:.0f} s)[/dim]")
-        elif text != self._last or now - self._last_at > _PLAIN_EVERY_S:
+        elif now - self._last_at > self._plain_pause_s(text):
             self._last, self._last_at = text, now
             self._console.print(f"[{now - self._began:5.1f} s] {text}", markup=False, highlight=False)
+
+    def _plain_pause_s(self, text: str) -> float:
+        """How long to be silent before this text: what only counts up is worth a line now and then."""
+        if text == self._last:
+            return _PLAIN_EVERY_S
+        same_subject = text.rpartition(":")[0] == self._last.rpartition(":")[0] and ":" in text
+        return _PLAIN_COUNT_S if same_subject else -1.0
 
 
 class Output:

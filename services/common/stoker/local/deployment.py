@@ -30,6 +30,8 @@ class LocalDeployment:
     on_gpu: bool = False
     pressure: bool = False
     """A KV cache of `PRESSURE_BLOCKS` blocks, for measurements."""
+    sim_speed: float = 1.0
+    """How many times faster than the tiny model on one core a simulated engine is."""
 
     @property
     def name(self) -> str:
@@ -45,6 +47,8 @@ class LocalDeployment:
         args: list[str] = []
         if self.engine == "vllm":
             args += self._vllm_args()
+        if self.engine == "sim":
+            args += ["--sim-speed", f"{self.sim_speed:g}"]
         if self.pressure:
             args += ["--num-gpu-blocks-override", str(PRESSURE_BLOCKS), "--block-size", str(PRESSURE_BLOCK_SIZE)]
         if self.pressure or not self.model:
