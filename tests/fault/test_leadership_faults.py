@@ -69,6 +69,16 @@ def wants(view: FleetView, replicas: int) -> bool:
     return "chat" in view.desired and view.desired["chat"].replicas == replicas
 
 
+async def written(watcher: Watcher, last: int) -> list[records_pb2.Desired]:
+    """Every desired count this watcher was told of, once it was told of `last`."""
+
+    def told() -> list[records_pb2.Desired]:
+        return [desired for change in watcher.changes() for desired in change.upserts.desired]
+
+    await eventually(lambda: any(desired.replicas == last for desired in told()))
+    return told()
+
+
 def leader(view: FleetView, scalers: list[DeciderProcess]) -> tuple[DeciderProcess, DeciderProcess]:
     """The one that leads, and the other."""
     name = view.leaders["scaler"].candidate
@@ -90,9 +100,9 @@ async def test_exactly_one_writes(watcher: Watcher, client: RegistryClient, scal
         await eventually(partial(wants, watcher.watch.view, replicas))
     first, second = leader(watcher.watch.view, scalers)
     assert (await first.leading(), await second.leading()) == (True, False)
-    written = [desired for change in watcher.changes() for desired in change.upserts.desired]
-    assert {desired.fence.revision for desired in written} == {fence.revision}
-    assert [desired.replicas for desired in written] == list(range(1, 12)), "each count once, in order"
+    counts = await written(watcher, 11)
+    assert {desired.fence.revision for desired in counts} == {fence.revision}
+    assert [desired.replicas for desired in counts] == list(range(1, 12)), "each count once, in order"
 
 
 async def test_a_frozen_leader_is_deposed_and_its_late_write_refused(
@@ -118,8 +128,8 @@ async def test_a_frozen_leader_is_deposed_and_its_late_write_refused(
         return not await first.leading()
 
     await eventually(stands_back)
-    written = [desired for change in watcher.changes() for desired in change.upserts.desired]
-    assert [desired.replicas for desired in written] == [1, 2, 3], "the late leader wrote"
+    counts = await written(watcher, 3)
+    assert [desired.replicas for desired in counts] == [1, 2, 3], "the late leader wrote"
     assert view.desired["chat"].fence.revision == view.leaders["scaler"].revision > fence.revision
 
 
@@ -166,9 +176,9 @@ async def test_with_all_registries_gone_it_holds_and_goes_on_when_one_is_back(
     await registries[0].serving()
     await client.scale_deployment("chat", 6)
     await eventually(partial(wants, view, 6), within_s=20)
-    written = [desired for change in watcher.changes() for desired in change.upserts.desired]
-    assert [desired.replicas for desired in written] == [1, 6]
-    assert written[0] == before
+    counts = await written(watcher, 6)
+    assert [desired.replicas for desired in counts] == [1, 6]
+    assert counts[0] == before
 
 
 async def test_with_etcd_frozen_nothing_is_decided_until_it_is_back(

@@ -91,6 +91,7 @@ async def test_a_standby_serves_its_status_and_writes_nothing(registry: Registry
                 for replicas in range(1, 6):
                     await client.put_deployment(spec("chat", replicas=replicas))
                     await eventually(partial(wants, view, "chat", replicas))
+                await eventually(lambda: any(d.replicas == 5 for c in watcher.changes() for d in c.upserts.desired))
                 fences = {d.fence.revision for c in watcher.changes() for d in c.upserts.desired}
                 assert fences == {view.leaders["scaler"].revision}
 

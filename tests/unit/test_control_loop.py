@@ -13,7 +13,7 @@ import pytest
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import registry_pb2
-from stoker.common.errors import Conflict, Unavailable
+from stoker.common.errors import Conflict, InvalidRequest, StokerError, Unavailable
 from stoker.control.config import LoopConfig
 from stoker.control.loop import ControlLoop, candidate_name, pieces
 from stoker.registry.client import FleetEvent, FleetView, FleetWatch, Leadership, RecordsChanged, SourceChanged
@@ -196,13 +196,14 @@ async def test_it_waits_for_its_own_write_to_show() -> None:
         assert len(stage.rounds.at) == 2
 
 
-async def test_a_fenced_write_ends_its_leading_at_once() -> None:
+@pytest.mark.parametrize("error", [Conflict("another leads", reason="FENCED"), Unavailable("no answer in time")])
+async def test_a_fenced_or_unanswered_write_ends_its_leading_at_once(error: StokerError) -> None:
     async with staged(tick_s=1.0) as stage:
 
-        def fenced() -> int:
-            raise Conflict("another leads", reason="FENCED")
+        def refuse() -> int:
+            raise error
 
-        stage.rounds.answer = fenced
+        stage.rounds.answer = refuse
         stage.election.win(5)
         await asyncio.sleep(10)
         assert len(stage.rounds.at) == 1
@@ -226,12 +227,12 @@ async def test_lost_leadership_stops_rounds_at_once() -> None:
         assert len(stage.rounds.at) == before
 
 
-@pytest.mark.parametrize("error", [Unavailable, ValueError])
+@pytest.mark.parametrize("error", [InvalidRequest, ValueError])
 async def test_a_failed_round_is_repeated_with_growing_pauses_on_a_view_that_is_newer(error: type[Exception]) -> None:
     async with staged(tick_s=0.125) as stage:
 
         def fail() -> int:
-            raise error("away, or a defect")
+            raise error("refused, or a defect")
 
         stage.rounds.answer = fail
         stage.election.win(5)

@@ -15,7 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from stoker.api.common.v1 import common_pb2
 from stoker.common.backoff import Backoff
-from stoker.common.errors import StokerError
+from stoker.common.errors import Code, StokerError
 from stoker.control.config import LoopConfig
 from stoker.control.core.trust import Sight, Trust
 from stoker.registry.client import FleetEvent, FleetWatch, Leadership, RecordsChanged, SourceChanged
@@ -24,6 +24,8 @@ from stoker.registry.core.merge import FleetView
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+
+_UNANSWERED = {Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.ABORTED, Code.CANCELLED}
 
 MAX_ITEMS = 100
 """Records that one fenced write may carry; the registry refuses more."""
@@ -138,8 +140,9 @@ class ControlLoop:
             elif clock() >= not_before:
                 outcome = await self._one_round(fence, trust)
                 _ROUNDS.labels(self._role, outcome).inc()
-                if outcome == "fenced":
-                    # The registry knows better than the local clock: stand anew.
+                if outcome in {"fenced", "unanswered"}:
+                    # Fenced: the registry knows better than the local clock. Unanswered: the write may still be on
+                    # its way, and only the end of this fence keeps it from landing on top of later ones.
                     await self._leadership.resign()
                     await self._leadership.start()
                     return
@@ -155,7 +158,9 @@ class ControlLoop:
             except StokerError as error:
                 log.warning("control.write_failed", role=self._role, reason=error.reason, error=error.message)
                 trust.failed(clock())
-                return "fenced" if error.reason in {"FENCED", "NOT_LEADER"} else "failed"
+                if error.reason in {"FENCED", "NOT_LEADER"}:
+                    return "fenced"
+                return "unanswered" if error.code in _UNANSWERED else "failed"
             except Exception:  # one bad round must not cost the process
                 log.exception("control.round_failed", role=self._role)
                 trust.failed(clock())
