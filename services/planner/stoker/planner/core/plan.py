@@ -54,6 +54,7 @@ class _Round:
         self._why: dict[str, str] = {}
         self._freed: set[str] = set()
         self._unmet: set[str] = set()
+        self._doubled = rollout.doubly_booked(problem)
 
     def run(self) -> Plan:
         self._delete_ended()
@@ -100,7 +101,8 @@ class _Round:
 
     def _let_leave(self, deployment: Deployment, want: Desired) -> list[Runner]:
         """Removes what leaves now; returns what goes on running."""
-        running = rollout.runners(self._problem, self._by_deployment[deployment.name], deployment.spec)
+        mine = self._by_deployment[deployment.name]
+        running = rollout.runners(self._problem, mine, deployment.spec, self._doubled)
         leaving = rollout.leavers(running, want.replicas, want.victims)
         for runner, reason in leaving:
             self._leave(runner, reason)

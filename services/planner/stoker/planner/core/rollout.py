@@ -31,11 +31,13 @@ class Runner:
     """Has a member on a lost node."""
     late: bool
     """Has a member on an absent node that may return."""
+    doubled: bool
+    """Has a GPU that another replica has the better claim to."""
 
     @property
     def stays(self) -> bool:
         """True where it is fine as it is."""
-        return not (self.outdated or self.displaced or self.lost)
+        return not (self.outdated or self.displaced or self.lost or self.doubled)
 
     @property
     def id(self) -> str:
@@ -43,7 +45,29 @@ class Runner:
         return self.assignment.replica
 
 
-def runners(problem: Problem, assignments: Iterable[Assignment], spec: str) -> list[Runner]:
+def doubly_booked(problem: Problem) -> frozenset[str]:
+    """Replicas meant to run on a GPU that another one meant to run has too, but for the one with the best claim.
+
+    No plan books a GPU twice. A restored store, or a copy of a write that etcd held back, can.
+    """
+    claims = sorted(
+        (assignment for assignment in problem.assignments if assignment.wanted is Wanted.RUN),
+        key=lambda a: (problem.conditions.get(a.replica) is not Condition.READY, a.replica),
+    )
+    taken: set[tuple[str, int]] = set()
+    doubled = set()
+    for assignment in claims:
+        gpus = {(member.node, gpu) for member in assignment.members for gpu in member.gpus}
+        if gpus & taken:
+            doubled.add(assignment.replica)
+        else:
+            taken |= gpus
+    return frozenset(doubled)
+
+
+def runners(
+    problem: Problem, assignments: Iterable[Assignment], spec: str, doubled: frozenset[str] = frozenset()
+) -> list[Runner]:
     """Those of `assignments` that are meant to run, seen against the deployment's `spec`."""
     present = {node.id for node in problem.nodes}
     draining = {node.id for node in problem.nodes if node.draining}
@@ -60,6 +84,7 @@ def runners(problem: Problem, assignments: Iterable[Assignment], spec: str) -> l
                 displaced=bool(nodes & draining),
                 lost=bool(nodes & problem.lost),
                 late=bool(nodes - present - problem.lost),
+                doubled=assignment.replica in doubled,
             )
         )
     return found
@@ -123,6 +148,8 @@ def _reason_to_leave(runner: Runner, left: _Tally, want: int) -> str | None:
     excess = left.count - want
     if excess > 0 and (runner.lost or excess > left.surge):
         return "scaled down"
+    if runner.doubled:
+        return "its GPUs are booked twice"
     if runner.stays or runner.lost or runner.late:
         return None
     spare = left.ready - runner.ready >= want

@@ -1,0 +1,72 @@
+"""Single plans whose cause no lawful history leads to."""
+
+from __future__ import annotations
+
+from stoker.planner.core.plan import plan
+from stoker.planner.core.values import (
+    Assignment,
+    Condition,
+    Deployment,
+    Desired,
+    Limits,
+    Member,
+    Node,
+    Problem,
+    Wanted,
+)
+
+VLLM = frozenset({"vllm"})
+CHAT = Deployment("chat", "a", "vllm", gpus_per_node=1)
+
+
+def replica(name: str, node: str, gpu: int) -> Assignment:
+    return Assignment(name, "chat", "a", (Member(node, (gpu,)),))
+
+
+def test_of_two_on_one_gpu_the_one_that_serves_stays_and_the_other_moves() -> None:
+    problem = Problem(
+        nodes=[Node("n1", frozenset({0}), engines=VLLM), Node("n2", frozenset({0}), engines=VLLM)],
+        deployments=[CHAT],
+        desired={"chat": Desired(2)},
+        assignments=[replica("chat-0", "n1", 0), replica("chat-1", "n1", 0)],
+        conditions={"chat-0": Condition.NOT_READY, "chat-1": Condition.READY},
+    )
+    drawn = plan(problem)
+    assert {(put.replica, put.wanted, put.members[0].node) for put in drawn.puts} == {
+        ("chat-0", Wanted.DRAIN, "n1"),
+        ("chat-2", Wanted.RUN, "n2"),
+    }
+    assert drawn.why["chat-0"] == "its GPUs are booked twice"
+
+
+def test_a_deployment_without_a_desired_count_is_left_alone() -> None:
+    node = Node("n1", frozenset({0, 1}), engines=VLLM, draining=True)
+    problem = Problem(
+        nodes=[node],
+        deployments=[CHAT],
+        assignments=[replica("chat-0", "n1", 0)],
+        conditions={"chat-0": Condition.READY},
+    )
+    assert plan(problem).quiet
+
+
+def test_a_gpu_that_its_node_no_longer_has_is_nobodys_to_give() -> None:
+    problem = Problem(
+        nodes=[Node("n1", frozenset({1}), engines=VLLM)],
+        deployments=[CHAT],
+        desired={"chat": Desired(2)},
+        assignments=[replica("chat-0", "n1", 0)],
+        conditions={"chat-0": Condition.READY},
+    )
+    drawn = plan(problem)
+    assert [(put.replica, put.members) for put in drawn.puts] == [("chat-1", (Member("n1", (1,)),))]
+
+
+def test_a_node_that_leads_as_many_gangs_as_it_has_ports_leads_no_more() -> None:
+    nodes = [Node(name, frozenset(range(8)), engines=VLLM) for name in ("n1", "n2")]
+    gang = Deployment("big", "a", "vllm", gpus_per_node=1, gang_size=2)
+    limits = Limits(rendezvous_ports=range(29_500, 29_502))
+    drawn = plan(Problem(nodes=nodes, deployments=[gang], desired={"big": Desired(3)}), limits)
+    assert [put.rendezvous_port for put in drawn.puts] == [29_500, 29_501]
+    assert [entry.replicas for entry in drawn.unplaced] == [1]
+    assert "widen rendezvous.ports" in drawn.unplaced[0].reason
