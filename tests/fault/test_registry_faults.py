@@ -196,7 +196,9 @@ async def test_a_replaced_etcd_is_filled_again_by_the_agents(etcd_alone: EtcdSer
 
 
 async def test_a_mass_expiry_is_doubted(etcd_alone: EtcdServer) -> None:
-    async with RegistryUnderTest(config(etcd_alone.endpoint, drop_share=0.2, grace_s=4.0, pace_s=0.2)) as registry:
+    async with RegistryUnderTest(
+        config(etcd_alone.endpoint, lease_ttl_s=2, drop_share=0.2, grace_s=4.0, pace_s=0.2)
+    ) as registry:
         endpoints = [registry.endpoint]
         nodes = {f"n{i}": node(f"n{i}") for i in range(10)}
         async with Watcher(endpoints) as watcher:
@@ -207,7 +209,7 @@ async def test_a_mass_expiry_is_doubted(etcd_alone: EtcdServer) -> None:
             # All agents fell silent at once. One fifth goes, the rest is held.
             hub = registry.registry.hub if registry.registry is not None else None
             assert hub is not None
-            await eventually(lambda: len(hub.state.guard.held) == 8, within_s=8)
+            await eventually(lambda: len(hub.state.guard.held) == 8, within_s=15)
             assert len(watcher.watch.view.nodes) == 8
             held = sorted(hub.state.guard.held)
             async with contextlib.AsyncExitStack() as stack:

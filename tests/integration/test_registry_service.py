@@ -17,6 +17,7 @@ from stoker.common.errors import Code, StokerError
 from stoker.etcd import EtcdClient
 from stoker.registry.client import Leadership, RegistryClient, Superseded
 from stoker.registry.core import keys
+from stoker.registry.store import FleetStore
 from tests.support.etcd import EtcdServer, eventually
 from tests.support.registry import (
     Agent,
@@ -130,6 +131,40 @@ async def test_a_dead_leader_is_replaced_within_its_ttl_and_fenced(client: Regis
         with pytest.raises(StokerError) as late:
             await client.renew_leadership(dead.fence, dead.lease_id, timeout_s=1)
         assert late.value.reason == "NOT_LEADER"
+
+
+async def test_writes_of_one_leader_do_not_refuse_each_other(
+    client: RegistryClient, registry: RegistryUnderTest
+) -> None:
+    async with planner(client) as fence, Watcher([registry.endpoint]) as watcher:
+        revisions = await asyncio.gather(
+            *(client.set_desired(fence, [records_pb2.Desired(deployment="chat", replicas=n)]) for n in range(5))
+        )
+        await eventually(lambda: watcher.watch.view.revision >= max(revisions))
+        last = revisions.index(max(revisions))
+        assert watcher.watch.view.desired["chat"].replicas == last
+
+
+async def test_a_write_that_etcd_runs_late_changes_nothing(etcd: EtcdServer, registry: RegistryUnderTest) -> None:
+    async with EtcdClient([etcd.endpoint]) as raw:
+        store, n1, chat = FleetStore(raw, 4), node("n1"), assignment("chat-0", "n1")
+        registered = await store.register(n1, [], 0, list)
+        starting = status(n1, chat, records_pb2.STATE_STARTING)
+        first = await store.write_members(n1, registered, [starting], [], {})
+        assert first is not None
+        ready = await store.write_members(n1, registered, [status(n1, chat)], [], {("chat-0", 0): first})
+        assert ready is not None
+        assert await store.write_members(n1, registered, [starting], [], {}) is None
+        assert await store.write_members(n1, registered, [starting], [], {("chat-0", 0): first}) is None
+        kept = await raw.get(keys.member("chat-0", 0))
+        assert kept is not None
+        assert records_pb2.MemberStatus.FromString(kept.value).state == records_pb2.STATE_READY
+        assert await store.member_revisions([("chat-0", 0), ("chat-0", 1)]) == {
+            ("chat-0", 0): ready,
+            ("chat-0", 1): 0,
+        }
+        await store.leave(n1, registered)
+        assert await raw.get(keys.member("chat-0", 0)) is None
 
 
 async def test_resigning_hands_over_at_once(client: RegistryClient) -> None:

@@ -36,9 +36,9 @@ ALL_TOPICS = tuple(t for t in registry_pb2.Topic.values() if t != registry_pb2.T
 
 
 def config(etcd: str | list[str], **membership: Any) -> RegistryConfig:
-    """Settings for tests: a lease of 2 s."""
+    """Settings for tests: a lease of 4 s."""
     endpoints = (etcd,) if isinstance(etcd, str) else tuple(etcd)
-    defaults = MembershipConfig(lease_ttl_s=2, welcome_patience_s=0.5)
+    defaults = MembershipConfig(lease_ttl_s=4, welcome_patience_s=0.5)
     return RegistryConfig(
         listen="127.0.0.1:0",
         drain_s=0.2,

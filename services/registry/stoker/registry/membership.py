@@ -47,6 +47,8 @@ class Membership:
         self._registered: Registered | None = None
         self._dirty: set[tuple[str, int]] = set()
         self._gone: set[tuple[str, int]] = set()
+        # Of each member's last write.
+        self._revisions: dict[tuple[str, int], int] = {}
         self._doubted = False
         self._leaving = False
         self._heard = True
@@ -137,6 +139,7 @@ class Membership:
             self._doubted = False
             try:
                 ours = await self._store.still_ours(self.node, self._registered)
+                self._revisions |= await self._store.member_revisions(self._dirty | self._gone)
             except EtcdError:
                 self._doubted = True
                 raise
@@ -162,22 +165,24 @@ class Membership:
             self._wake.set()
             return
         self._registered, self._hint, self._doubted = registered, registered.lease_id, False
+        self._revisions = dict.fromkeys(((m.replica_id, m.rank) for m in members.values()), registered.revision)
         self._welcome(registered.lease_id)
         log.info("membership.registered", node=node.node_id, lease=f"{registered.lease_id:x}")
 
     async def _write_members(self, registered: Registered) -> None:
         dirty, self._dirty, gone, self._gone = self._dirty, set(), self._gone, set()
+        revision = None
         try:
             statuses = [self.members[key] for key in dirty if key in self.members]
-            written = await self._store.write_members(self.node, registered, statuses, list(gone))
-        except BaseException:
-            self._dirty |= dirty & self.members.keys()
-            self._gone |= gone - self.members.keys()
-            raise
-        if not written:
-            self._dirty |= dirty & self.members.keys()
-            self._gone |= gone - self.members.keys()
-            self.doubt()
+            revision = await self._store.write_members(self.node, registered, statuses, list(gone), self._revisions)
+        finally:
+            if revision is None:
+                # Not written, or nobody knows: look before writing again.
+                self._dirty |= dirty & self.members.keys()
+                self._gone |= gone - self.members.keys()
+                self.doubt()
+            else:
+                self._revisions |= dict.fromkeys(dirty, revision) | dict.fromkeys(gone, 0)
 
     async def _renew(self, timeout_s: float) -> None:
         # An agent that is not heard is let go: its lease ends unless another registry hears it.

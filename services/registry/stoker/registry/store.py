@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -115,15 +115,29 @@ class FleetStore:
         registered: Registered,
         statuses: Sequence[records_pb2.MemberStatus],
         gone: Sequence[tuple[str, int]],
-    ) -> bool:
-        """Write and remove member statuses; False when the node's record is not ours any more."""
+        revisions: Mapping[tuple[str, int], int],
+    ) -> int | None:
+        """Write and remove member statuses; returns the revision, or None when something is not as we left it.
+
+        `revisions` are those of each member's last write, 0 for none. They are compared: etcd may run a write
+        whose answer was lost much later, over what was written since.
+        """
         operations: list[Op] = [_put_member(status, registered.lease_id) for status in statuses]
         operations += [Delete(keys.member(*each)) for each in gone]
-        unmoved = Compare.unchanged(_at(keys.node(node.node_id), registered.revision))
+        members = [*((each.replica_id, each.rank) for each in statuses), *gone]
+        as_left = [Compare.unchanged(_at(keys.node(node.node_id), registered.revision))]
+        as_left += [Compare.unchanged(_at(keys.member(*each), revisions.get(each, 0))) for each in members]
         try:
-            return (await self._repeat([unmoved], operations)).succeeded
+            result = await self._etcd.txn(as_left, operations)
         except LeaseLost:
-            return False
+            return None
+        return result.revision if result.succeeded else None
+
+    async def member_revisions(self, members: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """The revision of each member's last write, 0 for none."""
+        wanted = list(members)
+        found = await self._read([keys.member(*each) for each in wanted])
+        return {each: kv.mod_revision if kv is not None else 0 for each, kv in zip(wanted, found, strict=True)}
 
     async def renew(self, lease_id: int, timeout_s: float) -> None:
         """Keep a node's lease alive. Raises LeaseLost when it is gone."""
@@ -148,12 +162,13 @@ class FleetStore:
     async def drain_node(self, node_id: str, undo: bool) -> None:
         """Mark a node, or unmark it. The mark outlives the agent and its lease."""
         mark = keys.node_draining(node_id)
-        if undo:
-            await self._repeat([], [Delete(mark)])
-            return
-        result = await self._repeat([Compare.exists(keys.node(node_id))], [Put(mark, b"")])
-        if not result.succeeded:
+        node, existing = await self._read([keys.node(node_id), mark])
+        if undo and existing is not None:
+            await self._repeat([Compare.unchanged(existing)], [Delete(mark)])
+        elif not undo and node is None:
             raise NotFound(f"node {node_id!r} is not in the fleet; `stoker status` lists the nodes")
+        elif not undo and existing is None:
+            await self._repeat([Compare.absent(mark)], [Put(mark, b"")])
 
     async def _lease_for(self, existing: KeyValue | None, hint: int) -> int:
         if hint and existing is not None and existing.lease == hint:
@@ -305,15 +320,26 @@ class FleetStore:
         raise _contention(f"assignment of {replica_id!r}")
 
     async def _fenced(self, fence: common_pb2.Fence, operations: Sequence[Op]) -> int:
-        leads = Compare.created_at(keys.leader(fence.role), fence.revision)
-        result = await self._repeat([leads], operations)
-        if not result.succeeded:
-            metrics.FENCED.inc()
-            raise Conflict(
-                f"fence {fence.revision} of role {fence.role!r} is void: another leads; stop writing",
-                reason="FENCED",
-            )
-        return result.revision
+        leader = keys.leader(fence.role)
+        leads = Compare.created_at(leader, fence.revision)
+        written = [operation.key for operation in operations]
+        for _ in range(_TRIES):
+            # Compared too: etcd may run a write whose answer was lost much later, over a newer one of this leader.
+            as_read = [_as_read(key, kv) for key, kv in zip(written, await self._read(written), strict=True)]
+            try:
+                result = await self._etcd.txn([leads, *as_read], operations, [Get(leader)])
+            except Ambiguous:
+                continue
+            if result.succeeded:
+                return result.revision
+            held = result.responses[0].kvs
+            if not held or held[0].create_revision != fence.revision:
+                metrics.FENCED.inc()
+                raise Conflict(
+                    f"fence {fence.revision} of role {fence.role!r} is void: another leads; stop writing",
+                    reason="FENCED",
+                )
+        raise _contention(f"what the leader of {fence.role!r} writes")
 
     # Leaders
 
@@ -363,6 +389,12 @@ class FleetStore:
         result = await self._repeat([Compare.created_at(key, fence.revision)], [Delete(key)])
         if result.succeeded:
             await self._revoke(lease_id)
+
+    async def _read(self, wanted: Sequence[str]) -> list[KeyValue | None]:
+        """Keys as of one moment; None for each that is absent."""
+        reads = [Get(key) for key in wanted]
+        result = await self._repeat([], reads)
+        return [response.kvs[0] if response.kvs else None for response in result.responses]
 
     async def _repeat(self, compare: Sequence[Compare], then: Sequence[Op]) -> TxnResult:
         """A transaction that does the same when sent twice, sent again when its answer is lost."""

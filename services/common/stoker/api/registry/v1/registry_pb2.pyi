@@ -120,7 +120,7 @@ class ReportRequest(Message):
     GOODBYE_FIELD_NUMBER: int
     @property
     def hello(self) -> Hello:
-        """First message of a stream."""
+        """First message of a stream; a later one describes the same incarnation anew."""
 
     @property
     def member(self) -> MemberStatus:
@@ -242,7 +242,7 @@ class ReportResponse(Message):
     ACK_FIELD_NUMBER: int
     @property
     def welcome(self) -> Welcome:
-        """Answer to Hello."""
+        """Answer to Hello; comes again when the lease changes. Without a lease while etcd is lost."""
 
     @property
     def assignments(self) -> NodeAssignments:
@@ -508,7 +508,9 @@ class DigestUpdate(Message):
     epoch: int
     """Its epoch: a higher one voids all before it."""
     sequence: int
-    """Sequence after this update. A delta applies only to sequence - 1; a snapshot to anything."""
+    """Sequence of this tier after this update; rises over restarts of the agent within an epoch. A delta applies
+    only to sequence - 1; a snapshot to anything.
+    """
     tier: Tier.ValueType
     """Tier of the blocks."""
     snapshot: bool
@@ -571,8 +573,9 @@ class WatchRequest(Message):
 
 @final
 class WatchResponse(Message):
-    """To a watcher: Snapshot pieces, then SnapshotEnd, then the rest. Load and digests are kept by the registry to
-    which a node's agent speaks: watch all registries to have all.
+    """To a watcher: Snapshot pieces, then SnapshotEnd, then the rest. Upserts and removals take effect together at the
+    next Freshness, at its revision: a registry that dies between them leaves no half of a change. Load and digests
+    are kept by the registry to which a node's agent speaks: watch all registries to have all.
     """
 
     DESCRIPTOR: Descriptor
@@ -769,7 +772,7 @@ class Freshness(Message):
     stale: bool
     """True while that exceeds the bound: etcd is lost or frozen."""
     revision: int
-    """etcd revision of the view."""
+    """etcd revision at which what was told so far is complete."""
     @property
     def nodes(self) -> RepeatedScalarFieldContainer[str]:
         """Nodes whose agents stream to this registry, all of them: their load and digests come from here."""
