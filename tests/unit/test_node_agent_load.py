@@ -68,6 +68,22 @@ def test_a_restarted_engine_teaches_nothing_false() -> None:
     assert load.prefill_tokens_per_s == pytest.approx(1000)
 
 
+def test_prefills_that_overlap_are_measured_by_the_clock() -> None:
+    meter, _ = measure(Meter(16, 100), scrape(0, 0, (0, 0)), 0.0)
+    for step in range(1, 40):  # four at a time, each 4 s from its start, 1,000 tokens a second in all
+        meter, load = measure(meter, scrape(1000 * step, 0, (4.0 * step, step)), float(step))
+    assert load.prefill_tokens_per_s == pytest.approx(1000)
+
+
+def test_prompts_found_in_the_cache_teach_nothing_of_the_rate() -> None:
+    meter, _ = measure(Meter(16, 100), scrape(0, 0, (0, 0)), 0.0)
+    meter, load = measure(meter, scrape(3000, 0, (1.0, 1)), 1.0)
+    assert load.prefill_tokens_per_s == pytest.approx(3000)
+    for step in range(1, 40):
+        meter, load = measure(meter, scrape(3000 + 3000 * step, 2990 * step, (1 + 0.05 * step, 1 + step)), 1.0 + step)
+    assert load.prefill_tokens_per_s == pytest.approx(3000)
+
+
 def test_idle_time_does_not_lower_the_rate() -> None:
     meter, _ = measure(Meter(16, 100), scrape(0, 0, (0, 0)), 0.0)
     meter, busy = measure(meter, scrape(1000, 0, (1.0, 1)), 1.0)

@@ -248,6 +248,8 @@ def test_an_error_in_the_stream() -> None:
 def test_refusals() -> None:
     refused = refusal(400, b'{"error": {"message": "too big", "param": "max_tokens", "code": 400}}')
     assert (refused.code, refused.fields[0].field) == (Code.INVALID_ARGUMENT, "sampling.max_tokens")
+    assert refusal(400, b'{"error": {"message": "too long", "param": "input_tokens"}}').fields[0].field == "prompt"
+    assert refusal(404, b'{"detail": "Not Found"}').code is Code.UNIMPLEMENTED
     assert refusal(503, b"").code is Code.UNAVAILABLE
     assert refusal(429, b"{}").code is Code.RESOURCE_EXHAUSTED
     assert refusal(500, b"<html>").code is Code.INTERNAL

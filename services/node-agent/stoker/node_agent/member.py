@@ -31,7 +31,7 @@ from stoker.node_agent.surroundings import Surroundings
 log = structlog.get_logger(__name__)
 
 _TICK_S = 0.1
-_LOG_LINES = 40
+_LOG_LINES = 400
 _ADOPTION_PROBE_S = 1.0
 _TROUBLED = {State.BACKOFF, State.STARTING, State.STOPPED}
 

@@ -17,7 +17,7 @@ from stoker.common.errors import Code, Exhausted, InvalidRequest, StokerError, U
 _MAX_EVENT_BYTES = 16 << 20
 
 _FIELDS = {
-    **dict.fromkeys(("prompt", "messages"), "prompt"),
+    **dict.fromkeys(("prompt", "messages", "input", "input_tokens"), "prompt"),
     **dict.fromkeys(("structured_outputs", "response_format"), "structured_output"),
     **dict.fromkeys(("tools", "tool_choice", "chat_template"), "chat"),
     **dict.fromkeys(("model", "priority", "cache_salt"), ""),
@@ -88,6 +88,8 @@ class _Chunk(msgspec.Struct):
 
 class _Error(msgspec.Struct):
     message: str = ""
+    detail: str = ""
+    """From the HTTP server rather than from the API behind it."""
     type: str | None = None
     param: str | None = None
     code: int | str | None = None
@@ -223,7 +225,13 @@ def refusal(status: int, content: bytes) -> StokerError:
         error = _Error(content[:500].decode("utf-8", "replace"))
     if status == 500 and isinstance(error.code, int):
         status = error.code
-    message = (error.message or f"the engine answered {status}")[:2000]
+    if status in {404, 405} and error.detail:
+        return StokerError(
+            "the engine of this model does not offer this; ask a replica whose model does",
+            reason="NOT_OFFERED",
+            code=Code.UNIMPLEMENTED,
+        )
+    message = (error.message or error.detail or f"the engine answered {status}")[:2000]
     if status in {408, 429}:
         return Exhausted(message, reason="ENGINE_BUSY", retry_after_s=1.0)
     if status == 503:

@@ -23,6 +23,8 @@ from stoker.node_agent.engine.protocol import Health
 MAX_ERROR_BYTES = 4096
 """Longest `last_error` that is reported."""
 
+_ACCESS_LINE = ' HTTP/1.1" '
+"""Marks a line of an HTTP access log: our own probes would crowd out what went wrong."""
 _RUNNING = {State.STARTING, State.READY, State.UNHEALTHY}
 
 
@@ -305,7 +307,7 @@ def compose_error(summary: str, log_lines: list[str], limit: int = MAX_ERROR_BYT
     head = f"{text}; the log ends with:\n"
     room = limit - len(head.encode())
     tail: list[str] = []
-    for line in reversed(log_lines):
+    for line in reversed([line for line in log_lines if _ACCESS_LINE not in line]):
         room -= len(line.encode()) + 1
         if room < 0:
             break

@@ -9,6 +9,8 @@ from stoker.node_agent.engine.protocol import EngineLoad
 
 _MEMORY_S = 30.0
 """Seconds of prefill after which what was measured has faded to 1/e."""
+_MIN_PREFILL_TOKENS = 128
+"""Shorter prefills measure the overhead of a request, not the rate of prefill."""
 _PROMPT_SMOOTHING = 0.1
 """Weight of the newest interval in the mean prompt."""
 
@@ -65,6 +67,8 @@ class Meter:
     """Uncached prompt tokens by the clock, while requests waited all the time."""
     alone: Rate = Rate()
     """Uncached prompt tokens by summed time to first token, while none waited."""
+    first_token_at: float = 0.0
+    """Scrape that last showed a first token."""
     uncached_per_request: float | None = None
     """Uncached prompt tokens of a request, smoothed."""
 
@@ -120,24 +124,35 @@ def in_flight(load: Load | None) -> int | None:
 def _learn(meter: Meter, scrape: EngineLoad, now: float) -> Meter:
     """Update what is measured between two scrapes. A counter that fell means a restart: nothing is learnt."""
     before, after = meter.last, replace(meter, last=scrape, last_at=now)
-    if before is None or _fell(before, scrape):
+    if before is None:
+        return replace(after, first_token_at=now)
+    if _fell(before, scrape):
         return after
     uncached = _uncached(before, scrape)
     if uncached is None:
         return after
     if before.waiting and scrape.waiting:
         after = replace(after, backlogged=meter.backlogged.add(uncached, now - meter.last_at))
-    elif before.waiting == 0 and scrape.waiting == 0 and uncached > 0:
-        after = replace(after, alone=meter.alone.add(uncached, _first_tokens(before, scrape)[1]))
-    return _prompts(after, before, scrape, uncached)
+    elif before.waiting == 0 and scrape.waiting == 0:
+        after = replace(after, alone=_alone(meter, before, scrape, uncached, now))
+    return _prompts(after, before, scrape, uncached, now)
 
 
-def _prompts(meter: Meter, before: EngineLoad, scrape: EngineLoad, uncached: float) -> Meter:
+def _alone(meter: Meter, before: EngineLoad, scrape: EngineLoad, uncached: float, now: float) -> Rate:
+    prompts, seconds = _first_tokens(before, scrape)
+    if prompts <= 0 or uncached < prompts * _MIN_PREFILL_TOKENS:
+        return meter.alone
+    # Prefills that overlap are summed: no more time than the clock's since the last first token can be theirs.
+    return meter.alone.add(uncached, min(seconds, now - meter.first_token_at))
+
+
+def _prompts(meter: Meter, before: EngineLoad, scrape: EngineLoad, uncached: float, now: float) -> Meter:
     prompts, _ = _first_tokens(before, scrape)
     if prompts <= 0:
         return meter
     old, new = meter.uncached_per_request, uncached / prompts
-    return replace(meter, uncached_per_request=new if old is None else old + _PROMPT_SMOOTHING * (new - old))
+    mean = new if old is None else old + _PROMPT_SMOOTHING * (new - old)
+    return replace(meter, uncached_per_request=mean, first_token_at=now)
 
 
 def _first_tokens(before: EngineLoad, after: EngineLoad) -> tuple[float, float]:
