@@ -15,7 +15,7 @@ from stoker.api.registry.v1 import records_pb2
 from stoker.etcd import EtcdClient
 from stoker.registry.client import Leadership, RegistryClient, SourceChanged
 from stoker.registry.core import keys
-from tests.support.etcd import EtcdServer, eventually
+from tests.support.etcd import EtcdCluster, EtcdServer, eventually
 from tests.support.registry import (
     Agent,
     RegistryProcess,
@@ -269,6 +269,31 @@ async def test_all_registries_away_for_longer_than_a_lease(processes: list[Regis
         for replica_id in ("chat-0", "code-0"):
             assert watcher.states(replica_id)[-1] == records_pb2.STATE_READY
             assert len(watcher.states(replica_id)) <= 2, "pending, ready, and nothing since"
+
+
+async def test_a_cluster_that_loses_its_leader_is_not_noticed(etcd_cluster: EtcdCluster) -> None:
+    async with RegistryUnderTest(config(etcd_cluster.endpoints)) as registry:
+        endpoints = [registry.endpoint]
+        async with (
+            Watcher(endpoints) as watcher,
+            RegistryClient(endpoints) as client,
+            Agent(endpoints, node("n1")),
+            EtcdClient(etcd_cluster.endpoints) as raw,
+        ):
+            await assign(client, chat="n1")
+            await eventually(watcher.ready("chat-0"))
+            for endpoint in etcd_cluster.endpoints:
+                async with EtcdClient([endpoint]) as one:
+                    status = await one.status()
+                if status.leader == status.member_id:
+                    etcd_cluster.at(endpoint).kill()
+                    break
+            await client.put_deployment(spec("after"))
+            await eventually(lambda: "after" in watcher.watch.view.deployments)
+            await asyncio.sleep(5)  # longer than the lease
+            assert await raw.get(keys.node("n1")) is not None
+            assert watcher.removed() == set()
+            assert watcher.ready("chat-0")()
 
 
 async def test_sigterm_hands_over_and_exits_clean(processes: list[RegistryProcess]) -> None:

@@ -378,6 +378,20 @@ async def test_a_watcher_that_reads_nothing_is_disconnected(registry: RegistryUn
         assert rpc.error_from(refused.value).reason == "WATCHER_TOO_SLOW"
 
 
+async def test_a_watcher_that_leaves_in_the_middle_of_a_message_is_forgotten(registry: RegistryUnderTest) -> None:
+    assert registry.registry is not None
+    hub = registry.registry.hub
+    async with rpc.channel(registry.endpoint) as channel, RegistryClient([registry.endpoint]) as client:
+        for i in range(40):
+            await client.put_deployment(spec(f"d{i}", engine_args=["x" * 100_000]))
+        stub: registry_pb2_grpc.RegistryServiceAsyncStub = registry_pb2_grpc.RegistryServiceStub(channel)
+        call = stub.Watch(registry_pb2.WatchRequest(topics=[registry_pb2.TOPIC_DEPLOYMENTS]))
+        await call.read()
+        await eventually(lambda: [w for w in hub._watchers if w._handed_at is not None])
+        call.cancel()
+        await eventually(lambda: not hub._watchers)
+
+
 async def test_a_watch_without_topics_and_a_stream_without_hello_are_refused(registry: RegistryUnderTest) -> None:
     async with rpc.channel(registry.endpoint) as channel:
         stub: registry_pb2_grpc.RegistryServiceAsyncStub = registry_pb2_grpc.RegistryServiceStub(channel)

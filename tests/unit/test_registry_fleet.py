@@ -257,3 +257,10 @@ def test_nodes_with_work_that_are_not_here_are_absent() -> None:
     assert world.state.absent() == {"n1"}
     world.join("n1")
     assert world.state.absent() == set()
+
+
+def test_the_recorded_incarnation_is_known() -> None:
+    world = World()
+    assert world.state.incarnation("n1") == 0
+    world.write((keys.node("n1"), node("n1", incarnation=7).SerializeToString()))
+    assert world.state.incarnation("n1") == 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING
 
 import structlog
@@ -77,7 +77,7 @@ class AgentStream:
 
     # To the agent
 
-    async def responses(self) -> AsyncIterator[registry_pb2.ReportResponse]:
+    async def responses(self) -> AsyncGenerator[registry_pb2.ReportResponse, None]:
         """What the agent is told, until the stream ends; raises why."""
         while True:
             if self._welcome is not None:

@@ -33,6 +33,8 @@ class Registry:
     hub: Hub
     port: int
     """Port of its gRPC server."""
+    following: asyncio.Task[None]
+    """Follows etcd; ends only by an error that trying again cannot help."""
 
 
 @asynccontextmanager
@@ -51,7 +53,7 @@ async def running(config: RegistryConfig) -> AsyncIterator[Registry]:
     following = asyncio.create_task(_follow(etcd, hub, server), name="registry hub")
     log.info("registry.started", registry=config.registry_id, port=server.port, etcd=config.etcd.endpoints)
     try:
-        yield Registry(hub, server.port)
+        yield Registry(hub, server.port, following)
     finally:
         await server.set_serving(False)
         hub.close_streams()
@@ -64,8 +66,12 @@ async def running(config: RegistryConfig) -> AsyncIterator[Registry]:
 async def serve(config: RegistryConfig, stop: asyncio.Event) -> None:
     """Run until `stop` is set."""
     with metrics.exposed(config.metrics_listen):
-        async with running(config):
-            await stop.wait()
+        async with running(config) as registry:
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait({stopping, registry.following}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if registry.following.done():
+                _blame(registry.following)
 
 
 def main() -> None:
@@ -83,6 +89,15 @@ async def _follow(etcd: EtcdClient, hub: Hub, server: rpc.RpcServer) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(hub.run())
         group.create_task(announce())
+
+
+def _blame(following: asyncio.Task[None]) -> None:
+    """Raises the error that ended it as one that `main` explains."""
+    error = following.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if error is not None:
+        raise error
 
 
 async def _connect(etcd: EtcdClient) -> None:

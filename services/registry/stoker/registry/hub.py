@@ -149,9 +149,14 @@ class Hub:
     def attach(self, agent: AgentStream) -> None:
         """Hear an agent; an older stream of the same node ends. Raises Superseded for an older incarnation."""
         held = self._agents.get(agent.node_id)
+        # By the last view, so also while etcd is away; etcd itself decides when the node is written.
+        known = self.state.incarnation(agent.node_id)
+        if max(known, held.incarnation if held is not None else 0) > agent.incarnation:
+            raise Superseded(
+                f"node {agent.node_id!r}: a newer agent (incarnation {known}) took over; this one must stop",
+                metadata={"incarnation": str(known)},
+            )
         if held is not None:
-            if held.incarnation > agent.incarnation:
-                raise Superseded(f"node {agent.node_id!r}: a newer agent speaks here; this one must stop")
             newer = agent.incarnation > held.incarnation
             message = f"node {agent.node_id!r}: a newer stream took this one's place"
             held.end(Superseded(message) if newer else Moved(message))

@@ -106,14 +106,18 @@ class Membership:
                     if loop.time() >= renew_at:
                         await self._renew(renew_s)
                         renew_at = loop.time() + renew_s
-                    failures = 0
                 except EtcdError as error:
-                    log.warning(
-                        "membership.unwritten", node=self.node.node_id, reason=error.reason, error=error.message
-                    )
+                    # Said once an outage: there may be thousands of nodes.
+                    if failures == 0:
+                        log.warning(
+                            "membership.unwritten", node=self.node.node_id, reason=error.reason, error=error.message
+                        )
                     await asyncio.sleep(self._backoff.delay_s(failures, self._rng))
                     failures += 1
                     continue
+                if failures:
+                    log.info("membership.written_again", node=self.node.node_id, failures=failures)
+                    failures = 0
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(renew_at):
                         await self._wake.wait()

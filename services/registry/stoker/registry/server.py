@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator
 from typing import Any
@@ -56,8 +57,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         for task in tasks:
             task.add_done_callback(lambda done: _end_with(agent, done))
         try:
-            async for response in agent.responses():
-                yield response
+            async with contextlib.aclosing(agent.responses()) as responses:
+                async for response in responses:
+                    yield response
         finally:
             for task in tasks:
                 task.cancel()
@@ -72,8 +74,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         validation.require(validation.watch(request))
         watcher = self._hub.open_watch(request)
         try:
-            async for message in watcher.messages():
-                yield message
+            async with contextlib.aclosing(watcher.messages()) as messages:
+                async for message in messages:
+                    yield message
         finally:
             self._hub.close_watch(watcher)
 

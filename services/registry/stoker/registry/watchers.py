@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
 from stoker.api.registry.v1 import registry_pb2
@@ -59,16 +59,17 @@ class WatcherStream:
         self.outflow = Outflow(self.outflow.interest)
         return True
 
-    async def messages(self) -> AsyncIterator[registry_pb2.WatchResponse]:
+    async def messages(self) -> AsyncGenerator[registry_pb2.WatchResponse, None]:
         """The stream, message by message; raises TooSlow once this watcher was given up."""
-        async for message in self._all():
-            self._handed_at = self._now()
-            yield message
-            self._handed_at = None
-            if self._dropped is not None:
-                raise self._dropped
+        async with contextlib.aclosing(self._all()) as messages:
+            async for message in messages:
+                self._handed_at = self._now()
+                yield message
+                self._handed_at = None
+                if self._dropped is not None:
+                    raise self._dropped
 
-    async def _all(self) -> AsyncIterator[registry_pb2.WatchResponse]:
+    async def _all(self) -> AsyncGenerator[registry_pb2.WatchResponse, None]:
         while not (self._hub.settled.is_set() or self._closing):
             yield registry_pb2.WatchResponse(freshness=self._hub.freshness())
             with contextlib.suppress(TimeoutError):

@@ -276,6 +276,11 @@ class FleetState:
             if status.node_id == node_id
         ]
 
+    def incarnation(self, node_id: str) -> int:
+        """The incarnation of a node as recorded, 0 for a node that is not here."""
+        node = self._nodes.get(node_id)
+        return node.incarnation if node is not None else 0
+
     def absent(self) -> set[str]:
         """Nodes that assignments name and that are not here."""
         return self._on_node.keys() - self._nodes.keys()
