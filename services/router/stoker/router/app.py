@@ -70,7 +70,12 @@ class RouterApp:
         InferenceServer(self.router, self.channels, self.config.limits).add_to(self.rpc.server)
         router_pb2_grpc.add_RouterServiceServicer_to_server(RouterServer(self.router), self.rpc.server)
         await self.rpc.start()
-        self._http = await self._listen()
+        try:
+            self._http = await self._listen()
+        except StokerError:
+            await self.rpc.stop(0)
+            await self.engines.close()
+            raise
         sockets = self._http.sockets
         self.http_port: int = sockets[0].getsockname()[1]
         self._tasks = [
@@ -121,7 +126,13 @@ class RouterApp:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _listen(self) -> asyncio.Server:
-        host, _, port = self.config.listen.http.rpartition(":")
+        host, _, text = self.config.listen.http.rpartition(":")
+        # The operating system would take a port that is too large, cut to 16 bits.
+        if not text.isdigit() or int(text) > 65_535:
+            raise StokerError(
+                f"listen.http is {self.config.listen.http!r}; write host:port, for example 127.0.0.1:7380",
+                reason="BAD_CONFIG",
+            )
         self._requests = web.Server(
             self._openai.handle,
             handler_cancellation=True,  # a client that goes takes its work in the engine with it
@@ -134,10 +145,10 @@ class RouterApp:
             return await asyncio.get_running_loop().create_server(
                 self._requests,
                 host.strip("[]") or "0.0.0.0",  # noqa: S104 - as every service
-                int(port),
+                int(text),
                 backlog=1024,
             )
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise StokerError(
                 f"cannot listen on {self.config.listen.http}: {error}; choose another address (listen.http)",
                 reason="ADDRESS_IN_USE",

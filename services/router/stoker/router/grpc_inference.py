@@ -252,7 +252,7 @@ class _Account:
         self.outcome = "failed"
 
     def first_token(self) -> None:
-        metrics.TTFT.labels(self._api).observe(self._clock() - self._arrived)
+        metrics.of(metrics.TTFT, self._api).observe(self._clock() - self._arrived)
 
     def __enter__(self) -> _Account:
         return self
@@ -264,7 +264,7 @@ class _Account:
             self.outcome = "refused" if error.code.value < 500 else "failed"
             if error.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
                 self.outcome = "unavailable"
-        metrics.REQUESTS.labels(self._api, self.outcome).inc()
+        metrics.of(metrics.REQUESTS, self._api, self.outcome).inc()
 
 
 def _accounted(api: str) -> _Account:

@@ -71,7 +71,7 @@ class OpenAIServer:
             call.outcome = "cancelled"
             raise
         finally:
-            metrics.REQUESTS.labels(call.api, call.outcome).inc()
+            metrics.of(metrics.REQUESTS, call.api, call.outcome).inc()
 
     async def _guarded(self, call: Call) -> web.StreamResponse:
         try:

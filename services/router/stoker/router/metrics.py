@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from typing import TypeVar
+
 from prometheus_client import Counter, Gauge, Histogram
+
+_M = TypeVar("_M", Counter, Gauge, Histogram)
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -47,3 +52,9 @@ ALARM = Gauge(
 UNREACHABLE = Gauge("stoker_router_replicas_unreachable", "Replicas announced as ready that this router finds dead.")
 REGISTRIES = Gauge("stoker_router_registries_connected", "Registries this router hears.")
 RESYNCS = Counter("stoker_router_digest_resyncs_total", "Digests that had to be asked for anew.")
+
+
+@functools.lru_cache(maxsize=4096)
+def of(metric: _M, *labels: str) -> _M:
+    """The metric's child with these labels; looking one up costs more than counting."""
+    return metric.labels(*labels)

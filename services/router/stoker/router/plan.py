@@ -70,7 +70,7 @@ class Planner:
             read = _Read((), max(1, prompt.size // _BYTES_PER_TOKEN), NONE, policy)
         else:
             read = await self._read(prompt, pool, adapter)
-        metrics.KEYS.labels(read.source, read.why).inc()
+        metrics.of(metrics.KEYS, read.source, read.why).inc()
         if read.source == TOKENS:
             _refuse_long_prompt(read.tokens, len(prompt.texts) or len(prompt.token_ids) or 1, pool.max_model_len)
         output = prompt.max_output_tokens if prompt.max_output_tokens is not None else _GUESSED_OUTPUT_TOKENS
@@ -92,7 +92,7 @@ class Planner:
             loop = asyncio.get_running_loop()
             read = await loop.run_in_executor(self._executor, _read, prompt, tokenizer, pool, adapter)
             where = "thread"
-        metrics.TOKENIZE.labels(where).observe(time.perf_counter() - started)
+        metrics.of(metrics.TOKENIZE, where).observe(time.perf_counter() - started)
         return read
 
 

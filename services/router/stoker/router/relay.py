@@ -83,7 +83,7 @@ class Relay:
     async def run(self, upstream: aiohttp.ClientResponse, flight: Flight) -> web.StreamResponse:
         """Pass the response on to its end. Raises EngineFailed where the engine breaks off."""
         chunk = await _next(upstream)
-        metrics.TTFT.labels(self._call.api).observe(asyncio.get_running_loop().time() - self._call.arrived)
+        metrics.of(metrics.TTFT, self._call.api).observe(asyncio.get_running_loop().time() - self._call.arrived)
         if self._call.stream:
             flight.first_token()
         self.head = chunk[:_HEAD_BYTES]
@@ -151,8 +151,8 @@ class Relay:
         found = _CACHED.search(self._tail)
         if found is not None:
             model = self.decided.plan.pool.model
-            metrics.COMPARED.labels(model).inc(int(found.group(1)))
-            metrics.ACTUAL.labels(model).inc(int(found.group(2)))
+            metrics.of(metrics.COMPARED, model).inc(int(found.group(1)))
+            metrics.of(metrics.ACTUAL, model).inc(int(found.group(2)))
 
     def _own_headers(self) -> dict[str, str]:
         return {

@@ -133,9 +133,9 @@ class Router:
     def fly(self, decided: Decided, request_id: str) -> Flight:
         """Count a decision as taken and its request as sent."""
         model = decided.plan.pool.model
-        metrics.DECISIONS.labels(model, decided.decision.reason.value).inc()
+        metrics.of(metrics.DECISIONS, model, decided.decision.reason.value).inc()
         if decided.plan.source == TOKENS:
-            metrics.PREDICTED.labels(model).inc(decided.decision.cached_tokens)
+            metrics.of(metrics.PREDICTED, model).inc(decided.decision.cached_tokens)
         self._decided[request_id] = decided
         if len(self._decided) > _DECISIONS_KEPT:
             self._decided.popitem(last=False)
@@ -148,7 +148,7 @@ class Router:
     def may_retry(self) -> bool:
         """Spend one retry, if the budget has one."""
         allowed = self.budget.take()
-        metrics.RETRIES.labels("taken" if allowed else "no_budget").inc()
+        metrics.of(metrics.RETRIES, "taken" if allowed else "no_budget").inc()
         return allowed
 
     def admit(self) -> Admission:
