@@ -38,7 +38,6 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     """Run one verb and end with its status. See `stoker.cli.errors` for the statuses."""
-    logs.setup("stoker", os.environ.get("STOKER_LOG_LEVEL", "error"))
     sys.exit(_run(sys.argv[1:]))
 
 
@@ -47,6 +46,7 @@ def _run(arguments: list[str]) -> int:
     as_json = any(pair in (("-o", "json"), ("--output", "json")) for pair in pairwise(arguments))
     as_json = as_json or "--output=json" in arguments or "-ojson" in arguments
     try:
+        logs.setup("stoker", os.environ.get("STOKER_LOG_LEVEL", "error"))
         return int(app(args=arguments, prog_name="stoker", standalone_mode=False) or errors.OK)
     except _UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "stoker"
