@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from stoker.bench import routing
+from stoker.bench import latency, routing
 from stoker.bench.stats import RunFigures
 from stoker.cli.addresses import Addresses
 from stoker.cli.demo import bench_of, cells
@@ -115,6 +115,38 @@ def bench_routing(
         out.note("[yellow]some requests failed; the figures count the others[/]")
     if all(f.errors == f.requests for f in results):
         raise StokerError("no request succeeded", reason="BENCH_FAILED")
+
+
+@app.command("latency", epilog="Example: stoker bench latency --engine sim --requests 500 -o json")
+def bench_latency(
+    engine: Annotated[EngineChoice, typer.Option("--engine", help="vllm, or sim to simulate it.")] = EngineChoice.SIM,
+    requests: Annotated[int, typer.Option("--requests", min=1, max=100_000, help="Requests on each path.")] = 300,
+    prompt_bytes: Annotated[int, typer.Option("--prompt-bytes", min=64, max=20_000, help="Size of a prompt.")] = 2048,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the prompts.")] = 0,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Measure what the router adds at one client: the engine directly and through the router, in turns."""
+    out = Output(output)
+    spec = StackSpec(engine.value, nodes=1, fixed_ports=False)
+    # A quick engine: its own time is the noise in which the router's must be seen.
+    deployment = LocalDeployment(engine.value, 1, on_gpu=has_gpu(), sim_speed=100.0)
+
+    async def work() -> list[latency.PathFigures]:
+        with out.progress() as progress:
+            async with temporary(spec, deployment, Home.default().path / "bench", progress.say) as serving:
+                bench = bench_of(serving, api="http")
+                await routing.wait_routed(bench, progress.say)
+                return await latency.measure(
+                    bench, requests=requests, prompt_bytes=prompt_bytes, seed=seed, say=progress.say
+                )
+
+    results = run(work())
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("path", "p50", "p99", "added (p50)"):
+        table.add_column(column, justify="left" if column == "path" else "right")
+    for f in results:
+        table.add_row(f.path, f"{f.p50_ms:.2f} ms", f"{f.p99_ms:.2f} ms", f"{f.added_p50_ms:.2f} ms")
+    out.result([asdict(f) for f in results], table)
 
 
 def _table(results: list[RunFigures]) -> Table:
