@@ -17,7 +17,7 @@ from stoker.common.errors import Code, StokerError
 from stoker.etcd import EtcdClient
 from stoker.registry.client import Leadership, RegistryClient, Superseded
 from stoker.registry.core import keys
-from stoker.registry.store import FleetStore
+from stoker.registry.nodes import NodeStore
 from tests.support.etcd import EtcdServer, eventually
 from tests.support.registry import (
     Agent,
@@ -147,7 +147,7 @@ async def test_writes_of_one_leader_do_not_refuse_each_other(
 
 async def test_a_write_that_etcd_runs_late_changes_nothing(etcd: EtcdServer, registry: RegistryUnderTest) -> None:
     async with EtcdClient([etcd.endpoint]) as raw:
-        store, n1, chat = FleetStore(raw, 4), node("n1"), assignment("chat-0", "n1")
+        store, n1, chat = NodeStore(raw, 4), node("n1"), assignment("chat-0", "n1")
         registered = await store.register(n1, [], 0, list)
         starting = status(n1, chat, records_pb2.STATE_STARTING)
         first = await store.write_members(n1, registered, [starting], [], {})

@@ -20,7 +20,7 @@ from stoker.registry.core import validation
 from stoker.registry.core.digests import Outcome
 from stoker.registry.core.validation import Limits
 from stoker.registry.membership import Membership
-from stoker.registry.store import FleetStore
+from stoker.registry.nodes import NodeStore
 
 if TYPE_CHECKING:
     from stoker.registry.hub import Hub
@@ -36,7 +36,7 @@ class AgentStream:
     def __init__(
         self,
         hub: Hub,
-        store: FleetStore,
+        store: NodeStore,
         config: RegistryConfig,
         limits: Limits,
         hello: registry_pb2.Hello,

@@ -19,9 +19,11 @@ from stoker.common import metrics, rpc, service
 from stoker.common.errors import StokerError
 from stoker.etcd import EtcdClient, EtcdUnavailable, Tls
 from stoker.registry.config import EtcdConfig, RegistryConfig
+from stoker.registry.deployments import DeploymentStore
 from stoker.registry.hub import Hub
+from stoker.registry.leaders import LeaderStore
+from stoker.registry.nodes import NodeStore
 from stoker.registry.server import SERVICE, RegistryServicer
-from stoker.registry.store import FleetStore
 
 log = structlog.get_logger(__name__)
 
@@ -46,8 +48,14 @@ async def running(config: RegistryConfig) -> AsyncIterator[Registry]:
         config = dataclasses.replace(config, registry_id=f"{host}:{server.port}#{os.getpid()}")
     etcd = EtcdClient(config.etcd.endpoints, tls=_tls(config.etcd), call_timeout_s=config.etcd.call_timeout_s)
     hub = Hub(etcd, config)
-    store = FleetStore(etcd, config.membership.lease_ttl_s)
-    servicer = RegistryServicer(hub, store, config, random.Random())  # noqa: S311 - jitter
+    servicer = RegistryServicer(
+        hub,
+        NodeStore(etcd, config.membership.lease_ttl_s),
+        DeploymentStore(etcd),
+        LeaderStore(etcd),
+        config,
+        random.Random(),  # noqa: S311 - jitter
+    )
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, server.server)
     await server.start()
     following = asyncio.create_task(_follow(etcd, hub, server), name="registry hub")

@@ -19,7 +19,7 @@ from stoker.registry.core.expiry import ExpiryGuard
 from stoker.registry.core.fleet import Entry, FleetState, Step
 from stoker.registry.core.loads import LoadStore
 from stoker.registry.core.merge import Change
-from stoker.registry.store import Moved, Superseded
+from stoker.registry.nodes import Moved, Superseded
 from stoker.registry.watchers import WatcherStream
 
 log = structlog.get_logger(__name__)

@@ -14,7 +14,7 @@ from stoker.common.backoff import Backoff
 from stoker.etcd import EtcdError, LeaseLost
 from stoker.registry import metrics
 from stoker.registry.config import MembershipConfig
-from stoker.registry.store import FleetStore, Registered
+from stoker.registry.nodes import NodeStore, Registered
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ class Membership:
 
     def __init__(
         self,
-        store: FleetStore,
+        store: NodeStore,
         config: MembershipConfig,
         hello: registry_pb2.Hello,
         known: Callable[[], Iterable[tuple[str, int]]],

@@ -17,8 +17,10 @@ from stoker.registry.agents import AgentStream
 from stoker.registry.config import RegistryConfig
 from stoker.registry.core import records, validation
 from stoker.registry.core.validation import Limits
+from stoker.registry.deployments import DeploymentStore
 from stoker.registry.hub import Hub
-from stoker.registry.store import FleetStore
+from stoker.registry.leaders import LeaderStore
+from stoker.registry.nodes import NodeStore
 
 log = structlog.get_logger(__name__)
 
@@ -30,11 +32,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
-    """`RegistryService` over a hub and a store."""
+    """`RegistryService` over a hub and the stores."""
 
-    def __init__(self, hub: Hub, store: FleetStore, config: RegistryConfig, rng: random.Random) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        nodes: NodeStore,
+        deployments: DeploymentStore,
+        leaders: LeaderStore,
+        config: RegistryConfig,
+        rng: random.Random,
+    ) -> None:
         self._hub = hub
-        self._store = store
+        self._nodes = nodes
+        self._deployments = deployments
+        self._leaders = leaders
         self._config = config
         self._limits = Limits(engines=config.limits.engines, replicas=config.limits.replicas)
         self._rng = rng
@@ -48,7 +60,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._hub.require_synced()
         hello = await _hello(request_iterator)
         validation.require(validation.hello(hello, self._limits))
-        agent = AgentStream(self._hub, self._store, self._config, self._limits, hello, self._rng)
+        agent = AgentStream(self._hub, self._nodes, self._config, self._limits, hello, self._rng)
         self._hub.attach(agent)
         tasks = [
             asyncio.create_task(agent.listen(request_iterator), name=f"hear {agent.node_id}"),
@@ -101,7 +113,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._hub.require_synced()
         validation.require(validation.deployment(request.spec, self._limits))
         expected = request.expected_generation if request.HasField("expected_generation") else None
-        written = await self._store.put_deployment(request.spec, expected)
+        written = await self._deployments.put(request.spec, expected)
         log.info("deployment.put", deployment=request.spec.name, generation=written.generation)
         return registry_pb2.PutDeploymentResponse(deployment=written)
 
@@ -111,7 +123,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         """Change a replica count."""
         self._hub.require_synced()
         validation.require(validation.scale(request.name, request.replicas, self._limits))
-        written, previous = await self._store.scale_deployment(request.name, request.replicas)
+        written, previous = await self._deployments.scale(request.name, request.replicas)
         log.info("deployment.scaled", deployment=request.name, replicas=request.replicas, previous=previous)
         return registry_pb2.ScaleDeploymentResponse(deployment=written, previous_replicas=previous)
 
@@ -121,7 +133,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         """Remove a deployment."""
         self._hub.require_synced()
         validation.require(validation.name("name", request.name))
-        await self._store.delete_deployment(request.name)
+        await self._deployments.delete(request.name)
         log.info("deployment.deleted", deployment=request.name)
         return registry_pb2.DeleteDeploymentResponse()
 
@@ -131,7 +143,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         """Mark or unmark a node."""
         self._hub.require_synced()
         validation.require(validation.node_id("node_id", request.node_id))
-        await self._store.drain_node(request.node_id, request.undo)
+        await self._nodes.drain(request.node_id, request.undo)
         log.info("node.drain", node=request.node_id, undo=request.undo)
         return registry_pb2.DrainNodeResponse(replica_ids=self._hub.state.replicas_on(request.node_id))
 
@@ -141,7 +153,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         """Ask a replica to drain."""
         self._hub.require_synced()
         validation.require(validation.replica_id("replica_id", request.replica_id))
-        assignment = await self._store.drain_replica(request.replica_id)
+        assignment = await self._leaders.drain_replica(request.replica_id)
         log.info("replica.drain", replica=request.replica_id)
         return registry_pb2.DrainReplicaResponse(assignment=assignment)
 
@@ -154,7 +166,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._hub.require_synced()
         validation.require(validation.fence(request.fence))
         validation.require(validation.desired(request.desired, request.removed, self._limits))
-        revision = await self._store.set_desired(request.fence, request.desired, request.removed)
+        revision = await self._leaders.set_desired(request.fence, request.desired, request.removed)
         return registry_pb2.SetDesiredResponse(revision=revision)
 
     async def ApplyAssignments(  # noqa: N802
@@ -164,7 +176,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._hub.require_synced()
         validation.require(validation.fence(request.fence))
         validation.require(validation.assignments(request.puts, request.deletes, self._limits))
-        revision = await self._store.apply_assignments(request.fence, request.puts, request.deletes)
+        revision = await self._leaders.apply_assignments(request.fence, request.puts, request.deletes)
         return registry_pb2.ApplyAssignmentsResponse(revision=revision)
 
     async def AcquireLeadership(  # noqa: N802
@@ -173,7 +185,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         """Try to lead."""
         self._hub.require_synced()
         validation.require(validation.leadership(request.role, request.candidate, request.ttl_ms))
-        fence, lease_id = await self._store.acquire(request.role, request.candidate, request.ttl_ms)
+        fence, lease_id = await self._leaders.acquire(request.role, request.candidate, request.ttl_ms)
         log.info("leadership.granted", role=request.role, candidate=request.candidate, revision=fence.revision)
         return registry_pb2.AcquireLeadershipResponse(fence=fence, lease_id=lease_id, ttl_ms=request.ttl_ms)
 
@@ -183,7 +195,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         """Lead on."""
         self._hub.require_synced()
         validation.require(validation.fence(request.fence))
-        ttl_s = await self._store.renew_leader(request.fence, request.lease_id)
+        ttl_s = await self._leaders.renew(request.fence, request.lease_id)
         return registry_pb2.RenewLeadershipResponse(ttl_ms=int(ttl_s * 1000))
 
     async def ResignLeadership(  # noqa: N802
@@ -192,7 +204,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         """Step down."""
         self._hub.require_synced()
         validation.require(validation.fence(request.fence))
-        await self._store.resign(request.fence, request.lease_id)
+        await self._leaders.resign(request.fence, request.lease_id)
         log.info("leadership.resigned", role=request.fence.role)
         return registry_pb2.ResignLeadershipResponse()
 
