@@ -15,6 +15,7 @@ from stoker.api.inference.v1 import inference_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.errors import StokerError
 from stoker.local.model import cached
+from stoker.node_agent.process import start_time
 from stoker.registry.client import DigestChanged, FleetWatch, RegistryClient
 from tests.support.agents import Agent, Planner, Registry, inference, member, reaches, until
 from tests.support.etcd import EtcdServer
@@ -224,3 +225,28 @@ async def _held_after(planner: Planner, agent: Agent, model: str, prompt: str) -
             await asyncio.gather(following, return_exceptions=True)
     assert not isinstance(found, StokerError)
     return latest[f"{model}-0"]
+
+
+async def test_an_agent_told_to_drain_stops_its_engines_and_leaves(
+    tmp_path: Path, registry: Registry, planner: Planner
+) -> None:
+    agent = Agent(tmp_path, "leaver", [registry.endpoint], "on_stop=drain")
+    with agent.running():
+        await planner.assign("leaver-0", "leaver", args=["--sim-step-ms", "20"])
+        first = await reaches(agent, "leaver-0", READY)
+        running = asyncio.create_task(generate(agent, "leaver", "a long answer", 50))
+        await until("it runs", lambda: _relayed(planner, "leaver-0"))
+        assert await asyncio.to_thread(agent.terminate) == 0
+        assert (await running)[-1].finished.usage.completion_tokens == 50
+        assert start_time(first.pid) is None
+
+        async def left() -> bool:
+            nodes = (await planner.client.get_fleet()).records.nodes
+            return all(node.node_id != "leaver" for node in nodes)
+
+        await until("the node has left", left, within_s=2.0)
+
+
+async def _relayed(planner: Planner, replica_id: str) -> bool:
+    loads = (await planner.client.get_fleet()).loads
+    return any(load.replica_id == replica_id and load.relayed for load in loads)

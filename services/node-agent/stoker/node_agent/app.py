@@ -96,13 +96,13 @@ async def _serve(
 
 async def _listen(registry: ReportSession, supervisor: Supervisor) -> None:
     """Obey the registry for ever. Raises Superseded when a newer agent of this node took over."""
-    async with registry:
-        async for event in registry.events():
-            match event:
-                case AssignmentsChanged():
-                    await supervisor.assign(event.assignments)
-                case ResyncWanted():
-                    supervisor.resync(event.replica_id)
+    await registry.start()
+    async for event in registry.events():
+        match event:
+            case AssignmentsChanged():
+                await supervisor.assign(event.assignments)
+            case ResyncWanted():
+                supervisor.resync(event.replica_id)
 
 
 async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None] | None) -> None:
@@ -138,6 +138,8 @@ async def _stop(
     await server.stop(config.stop_grace_s)
     await relay.close()
     await supervisor.stop()
+    if registry is not None:
+        await registry.close()
 
 
 def describe(config: AgentConfig, port: int) -> common_pb2.Node:
