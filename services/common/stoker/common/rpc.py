@@ -7,9 +7,10 @@ and `BadRequest` where they apply. Anything else a handler raises costs that cal
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -165,12 +166,14 @@ def _guard_unary(inner: Callable[[Any, Any], Awaitable[Any]], method: str) -> Ca
 
 
 def _guard_stream(
-    inner: Callable[[Any, Any], AsyncIterator[Any]], method: str
+    inner: Callable[[Any, Any], AsyncGenerator[Any]], method: str
 ) -> Callable[[Any, Any], AsyncIterator[Any]]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
-            async for response in inner(request, context):
-                yield response
+            # Closed here, not by the garbage collector: a handler's `finally` releases what it holds.
+            async with contextlib.aclosing(inner(request, context)) as responses:
+                async for response in responses:
+                    yield response
         except Exception as error:  # noqa: BLE001 - one bad call must not cost the process
             await _abort_with(context, error, method)
 
