@@ -73,3 +73,7 @@ test: ## Everything: lint, types, protos, and all tests, real vLLM on the CPU in
 .PHONY: proto
 proto: install-dev ## Regenerate the stubs from proto/.
 	proto/generate.sh
+
+.PHONY: lock
+lock: install-dev ## Pin what CI installs to the newest versions that pyproject.toml admits.
+	tools/lock.sh

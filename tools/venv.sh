@@ -34,13 +34,13 @@ fi
 
 # One file per set of extras, holding what was asked for when it was installed.
 mark=$venv/.installed-${extras//,/+}
-wanted=$(cksum <pyproject.toml)
+wanted=$(cat pyproject.toml constraints.txt | cksum)
 if [ "$(cat "$mark" 2>/dev/null)" = "$wanted" ]; then
   exit 0
 fi
 
 pip() {
-  "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --quiet "$@"
+  "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --quiet -c constraints.txt "$@"
 }
 
 echo "installing stoker[$extras] into $venv$([[ $extras == *vllm* ]] && echo ' (vLLM is large: this takes minutes)')"
