@@ -9,5 +9,5 @@ venv=${VENV:-.venv}
   # Constraints of other platforms than Linux say nothing here.
   "$venv/bin/uv" pip compile --quiet pyproject.toml --extra dev --extra local --universal --python-version 3.11 \
     --no-header --no-annotate --no-emit-index-url --no-emit-find-links |
-    grep -v -E "^(numpy|colorama)==|emscripten'$"
+    grep -v -E "^(numpy|colorama)==|== 'emscripten'$"
 } >constraints.txt
