@@ -154,3 +154,19 @@ async def test_an_engine_that_errs_is_ejected_but_one_that_refuses_the_caller_is
         assert not fleet.health.ejected("good", app.router.clock())
     for listener in listeners:
         listener.close()
+
+
+async def test_a_frozen_engine_is_left_alone_and_taken_back(tmp_path: Path) -> None:
+    async with stack(tmp_path, "checks.timeout_s=0.3", "health.pause_s=1", count=3) as running:
+        app, process = running.app, running.engines["tiny-0"].process
+        fleet = app.view.pools["tiny"].fleet
+        process.send_signal(signal.SIGSTOP)
+        try:
+            await eventually(lambda: fleet.health.ejected("tiny-0", app.router.clock()), "ejected", within_s=13.0)
+            for number in range(6):
+                body = {"model": "tiny", "prompt": f"{number} " * 60, "max_tokens": 1}
+                status, headers, _ = await running.post("/v1/completions", body)
+                assert (status, headers["x-stoker-replica"] == "tiny-0") == (200, False)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        await eventually(lambda: not fleet.health.ejected("tiny-0", app.router.clock()), "taken back", within_s=13.0)

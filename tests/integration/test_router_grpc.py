@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+import pytest_asyncio
 from google.protobuf import json_format, struct_pb2
 
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -23,9 +24,12 @@ from tests.support.router import eventually, running_router
 Responses = list[inference_pb2.GenerateResponse]
 
 
-@pytest.fixture
-async def fleet(tmp_path: Path, etcd_alone: EtcdServer) -> AsyncIterator[Fleet]:
-    async with running_fleet(tmp_path, etcd_alone) as running:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer) -> AsyncIterator[Fleet]:
+    async with running_fleet(tmp_path_factory.mktemp("fleet"), etcd) as running:
         yield running
 
 
@@ -204,14 +208,14 @@ async def test_explain_shows_every_candidate_and_routes_nothing(fleet: Fleet) ->
     async with grpc.aio.insecure_channel(f"127.0.0.1:{fleet.router.rpc.port}") as channel:
         inference: Any = inference_pb2_grpc.InferenceServiceStub(channel)
         stub: Any = router_pb2_grpc.RouterServiceStub(channel)
-        request = text("The boiler wants coal. " * 60)
+        request = text("The stoker wants tea. " * 60)
         explained = await stub.Explain(router_pb2.ExplainRequest(request=request))
         assert {candidate.replica_id for candidate in explained.decision.candidates} == {"tiny-0", "tiny-1"}
         assert explained.prompt_tokens > 0
         assert explained.blocks > 0
         assert explained.policy == "stoker"
         assert fleet.router.view.pools["tiny"].fleet.load.in_flight == 0
-        served = await generate(inference, text("The boiler wants coal. " * 60, request_id="this"))
+        served = await generate(inference, text("The stoker wants tea. " * 60, request_id="this"))
         recalled = await stub.Explain(router_pb2.ExplainRequest(request_id="this"))
         assert recalled.decision.replica_id == served[0].started.replica_id == explained.decision.replica_id
         assert all(candidate.bound_tokens > 0 for candidate in recalled.decision.candidates)

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+import pytest_asyncio
 
 from stoker.api.registry.v1 import records_pb2
 from stoker.local.model import cached
@@ -110,9 +111,12 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-async def one(tmp_path: Path) -> AsyncIterator[Stack]:
-    async with stack(tmp_path) as running:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def one(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    async with stack(tmp_path_factory.mktemp("one")) as running:
         yield running
 
 
@@ -353,18 +357,19 @@ async def test_before_the_first_snapshot_it_is_not_ready() -> None:
             assert answer.status == 200
 
 
-async def test_without_a_tokenizer_requests_still_go_home_by_their_bytes(one: Stack) -> None:
-    record = one.replicas()[0]
-    record.engine.tokenizer_sha256 = "f" * 64
-    tell(one.app, record)
-    status, headers, _ = await one.post(
-        "/v1/completions", {"model": "tiny", "prompt": "coal " * 200, "max_tokens": 1}
-    )
-    assert status == 200
-    decided = one.app.router.decided(headers["x-request-id"])
-    assert decided is not None
-    assert (decided.plan.source, decided.plan.why) == ("bytes", "no_tokenizer")
-    assert decided.plan.request.keys
+async def test_without_a_tokenizer_requests_still_go_home_by_their_bytes(tmp_path: Path) -> None:
+    async with stack(tmp_path) as one:
+        record = one.replicas()[0]
+        record.engine.tokenizer_sha256 = "f" * 64
+        tell(one.app, record)
+        status, headers, _ = await one.post(
+            "/v1/completions", {"model": "tiny", "prompt": "coal " * 200, "max_tokens": 1}
+        )
+        assert status == 200
+        decided = one.app.router.decided(headers["x-request-id"])
+        assert decided is not None
+        assert (decided.plan.source, decided.plan.why) == ("bytes", "no_tokenizer")
+        assert decided.plan.request.keys
 
 
 async def test_another_tokenizer_is_found_out_and_earns_no_credit(tmp_path: Path) -> None:
