@@ -82,6 +82,8 @@ class _TopicEnumTypeWrapper(_EnumTypeWrapper[_Topic.ValueType], type):
     """KV blocks."""
     TOPIC_LEADERS: _Topic.ValueType  # 8
     """Leaders."""
+    TOPIC_DISPATCHES: _Topic.ValueType  # 9
+    """What routers dispatch."""
 
 class Topic(_Topic, metaclass=_TopicEnumTypeWrapper):
     """What a watcher wants to hear of."""
@@ -104,6 +106,8 @@ TOPIC_DIGESTS: Topic.ValueType  # 7
 """KV blocks."""
 TOPIC_LEADERS: Topic.ValueType  # 8
 """Leaders."""
+TOPIC_DISPATCHES: Topic.ValueType  # 9
+"""What routers dispatch."""
 
 @final
 class ReportRequest(Message):
@@ -553,7 +557,7 @@ class WatchRequest(Message):
     DEPLOYMENTS_FIELD_NUMBER: int
     WATCHER_FIELD_NUMBER: int
     watcher: str
-    """Who watches, for logs."""
+    """Who watches, for logs; a router is not told its own dispatches when this is its router_id."""
     @property
     def topics(self) -> RepeatedScalarFieldContainer[Topic.ValueType]:
         """At least one."""
@@ -587,6 +591,7 @@ class WatchResponse(Message):
     LOAD_FIELD_NUMBER: int
     DIGEST_FIELD_NUMBER: int
     FRESHNESS_FIELD_NUMBER: int
+    DISPATCHES_FIELD_NUMBER: int
     @property
     def snapshot(self) -> Records:
         """Records as they are at the start; only asked-for topics."""
@@ -615,6 +620,10 @@ class WatchResponse(Message):
     def freshness(self) -> Freshness:
         """At least once a second: how fresh all this is."""
 
+    @property
+    def dispatches(self) -> Dispatches:
+        """What another router has just dispatched: soft, some may be missing."""
+
     def __init__(
         self,
         *,
@@ -625,10 +634,103 @@ class WatchResponse(Message):
         load: LoadReport | None = ...,
         digest: DigestUpdate | None = ...,
         freshness: Freshness | None = ...,
+        dispatches: Dispatches | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["digest", b"digest", "freshness", b"freshness", "load", b"load", "message", b"message", "removals", b"removals", "snapshot", b"snapshot", "snapshot_end", b"snapshot_end", "upserts", b"upserts"]) -> bool: ...
-    def ClearField(self, field_name: Literal["digest", b"digest", "freshness", b"freshness", "load", b"load", "message", b"message", "removals", b"removals", "snapshot", b"snapshot", "snapshot_end", b"snapshot_end", "upserts", b"upserts"]) -> None: ...
-    def WhichOneof(self, oneof_group: Literal["message", b"message"]) -> Literal["snapshot", "snapshot_end", "upserts", "removals", "load", "digest", "freshness"] | None: ...
+    def HasField(self, field_name: Literal["digest", b"digest", "dispatches", b"dispatches", "freshness", b"freshness", "load", b"load", "message", b"message", "removals", b"removals", "snapshot", b"snapshot", "snapshot_end", b"snapshot_end", "upserts", b"upserts"]) -> bool: ...
+    def ClearField(self, field_name: Literal["digest", b"digest", "dispatches", b"dispatches", "freshness", b"freshness", "load", b"load", "message", b"message", "removals", b"removals", "snapshot", b"snapshot", "snapshot_end", b"snapshot_end", "upserts", b"upserts"]) -> None: ...
+    def WhichOneof(self, oneof_group: Literal["message", b"message"]) -> Literal["snapshot", "snapshot_end", "upserts", "removals", "load", "digest", "freshness", "dispatches"] | None: ...
+
+@final
+class AnnounceRequest(Message):
+    """What a router dispatched in the last moment."""
+
+    DESCRIPTOR: Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: int
+    DISPATCHES_FIELD_NUMBER: int
+    router_id: str
+    """The router; unique per process, 1 to 253 bytes, the same in all messages of a stream."""
+    @property
+    def dispatches(self) -> RepeatedCompositeFieldContainer[Dispatch]:
+        """At most 1,024, and 1 MiB or so; one that is malformed is left out."""
+
+    def __init__(
+        self,
+        *,
+        router_id: str = ...,
+        dispatches: Iterable[Dispatch] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["dispatches", b"dispatches", "router_id", b"router_id"]) -> None: ...
+
+@final
+class AnnounceResponse(Message):
+    """The stream ended in good order."""
+
+    DESCRIPTOR: Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+@final
+class Dispatch(Message):
+    """One request on its way to a replica, whose digest and load do not show it yet."""
+
+    DESCRIPTOR: Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: int
+    EPOCH_FIELD_NUMBER: int
+    KEYS_FIELD_NUMBER: int
+    PREFILL_TOKENS_FIELD_NUMBER: int
+    KV_TOKENS_FIELD_NUMBER: int
+    AGE_MS_FIELD_NUMBER: int
+    replica_id: str
+    """The replica."""
+    epoch: int
+    """Its epoch, as the router knows it."""
+    keys: bytes
+    """Block keys beyond those that the replica's digest shows, in order, packed little-endian u64; at most 4,096,
+    the first ones of a longer prompt.
+    """
+    prefill_tokens: int
+    """Prompt tokens that it will have to compute."""
+    kv_tokens: int
+    """Tokens of KV that it will hold: prompt and expected output."""
+    age_ms: int
+    """Time since the dispatch when sent, at most 60,000 ms."""
+    def __init__(
+        self,
+        *,
+        replica_id: str = ...,
+        epoch: int = ...,
+        keys: bytes = ...,
+        prefill_tokens: int = ...,
+        kv_tokens: int = ...,
+        age_ms: int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["age_ms", b"age_ms", "epoch", b"epoch", "keys", b"keys", "kv_tokens", b"kv_tokens", "prefill_tokens", b"prefill_tokens", "replica_id", b"replica_id"]) -> None: ...
+
+@final
+class Dispatches(Message):
+    """Dispatches of one router."""
+
+    DESCRIPTOR: Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: int
+    DISPATCHES_FIELD_NUMBER: int
+    router_id: str
+    """The router."""
+    @property
+    def dispatches(self) -> RepeatedCompositeFieldContainer[Dispatch]:
+        """In order."""
+
+    def __init__(
+        self,
+        *,
+        router_id: str = ...,
+        dispatches: Iterable[Dispatch] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["dispatches", b"dispatches", "router_id", b"router_id"]) -> None: ...
 
 @final
 class Records(Message):

@@ -45,6 +45,11 @@ class RegistryServiceStub(object):
                 request_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.WatchRequest.SerializeToString,
                 response_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.Announce = channel.stream_unary(
+                '/stoker.api.registry.v1.RegistryService/Announce',
+                request_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.AnnounceRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.AnnounceResponse.FromString,
+                _registered_method=True)
         self.GetFleet = channel.unary_unary(
                 '/stoker.api.registry.v1.RegistryService/GetFleet',
                 request_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.GetFleetRequest.SerializeToString,
@@ -116,6 +121,14 @@ class RegistryServiceServicer(object):
 
     def Watch(self, request, context):
         """The fleet's state: a snapshot, then deltas.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Announce(self, request_iterator, context):
+        """A router's stream of what it dispatches. It is passed on to those who watch TOPIC_DISPATCHES and kept nowhere;
+        what a slow watcher does not take in time is dropped, oldest first. Admitted by its initial metadata.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -210,6 +223,11 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.WatchRequest.FromString,
                     response_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.WatchResponse.SerializeToString,
+            ),
+            'Announce': grpc.stream_unary_rpc_method_handler(
+                    servicer.Announce,
+                    request_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.AnnounceRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.AnnounceResponse.SerializeToString,
             ),
             'GetFleet': grpc.unary_unary_rpc_method_handler(
                     servicer.GetFleet,
@@ -322,6 +340,33 @@ class RegistryService(object):
             '/stoker.api.registry.v1.RegistryService/Watch',
             stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.WatchRequest.SerializeToString,
             stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Announce(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/stoker.api.registry.v1.RegistryService/Announce',
+            stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.AnnounceRequest.SerializeToString,
+            stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.AnnounceResponse.FromString,
             options,
             channel_credentials,
             insecure,

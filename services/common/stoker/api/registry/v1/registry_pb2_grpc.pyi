@@ -57,6 +57,22 @@ _RegistryServiceWatchType = typing_extensions.TypeVar(
     ],
 )
 
+_RegistryServiceAnnounceType = typing_extensions.TypeVar(
+    '_RegistryServiceAnnounceType',
+    grpc.StreamUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.AnnounceRequest,
+        stoker.api.registry.v1.registry_pb2.AnnounceResponse,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.AnnounceRequest,
+        stoker.api.registry.v1.registry_pb2.AnnounceResponse,
+    ],
+    default=grpc.StreamUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.AnnounceRequest,
+        stoker.api.registry.v1.registry_pb2.AnnounceResponse,
+    ],
+)
+
 _RegistryServiceGetFleetType = typing_extensions.TypeVar(
     '_RegistryServiceGetFleetType',
     grpc.UnaryUnaryMultiCallable[
@@ -233,7 +249,7 @@ _RegistryServiceResignLeadershipType = typing_extensions.TypeVar(
     ],
 )
 
-class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistryServiceWatchType, _RegistryServiceGetFleetType, _RegistryServicePutDeploymentType, _RegistryServiceDeleteDeploymentType, _RegistryServiceScaleDeploymentType, _RegistryServiceDrainNodeType, _RegistryServiceDrainReplicaType, _RegistryServiceSetDesiredType, _RegistryServiceApplyAssignmentsType, _RegistryServiceAcquireLeadershipType, _RegistryServiceRenewLeadershipType, _RegistryServiceResignLeadershipType]):
+class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistryServiceWatchType, _RegistryServiceAnnounceType, _RegistryServiceGetFleetType, _RegistryServicePutDeploymentType, _RegistryServiceDeleteDeploymentType, _RegistryServiceScaleDeploymentType, _RegistryServiceDrainNodeType, _RegistryServiceDrainReplicaType, _RegistryServiceSetDesiredType, _RegistryServiceApplyAssignmentsType, _RegistryServiceAcquireLeadershipType, _RegistryServiceRenewLeadershipType, _RegistryServiceResignLeadershipType]):
     """The one meeting place of all services."""
 
     @typing.overload
@@ -245,6 +261,10 @@ class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistrySe
         grpc.UnaryStreamMultiCallable[
             stoker.api.registry.v1.registry_pb2.WatchRequest,
             stoker.api.registry.v1.registry_pb2.WatchResponse,
+        ],
+        grpc.StreamUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.AnnounceRequest,
+            stoker.api.registry.v1.registry_pb2.AnnounceResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             stoker.api.registry.v1.registry_pb2.GetFleetRequest,
@@ -302,6 +322,10 @@ class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistrySe
             stoker.api.registry.v1.registry_pb2.WatchRequest,
             stoker.api.registry.v1.registry_pb2.WatchResponse,
         ],
+        grpc.aio.StreamUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.AnnounceRequest,
+            stoker.api.registry.v1.registry_pb2.AnnounceResponse,
+        ],
         grpc.aio.UnaryUnaryMultiCallable[
             stoker.api.registry.v1.registry_pb2.GetFleetRequest,
             stoker.api.registry.v1.registry_pb2.GetFleetResponse,
@@ -356,6 +380,11 @@ class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistrySe
     Watch: _RegistryServiceWatchType
     """The fleet's state: a snapshot, then deltas."""
 
+    Announce: _RegistryServiceAnnounceType
+    """A router's stream of what it dispatches. It is passed on to those who watch TOPIC_DISPATCHES and kept nowhere;
+    what a slow watcher does not take in time is dropped, oldest first. Admitted by its initial metadata.
+    """
+
     GetFleet: _RegistryServiceGetFleetType
     """Everything at once, for people and scripts."""
 
@@ -397,6 +426,10 @@ RegistryServiceAsyncStub: typing_extensions.TypeAlias = RegistryServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         stoker.api.registry.v1.registry_pb2.WatchRequest,
         stoker.api.registry.v1.registry_pb2.WatchResponse,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.AnnounceRequest,
+        stoker.api.registry.v1.registry_pb2.AnnounceResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         stoker.api.registry.v1.registry_pb2.GetFleetRequest,
@@ -464,6 +497,16 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[stoker.api.registry.v1.registry_pb2.WatchResponse], collections.abc.AsyncIterator[stoker.api.registry.v1.registry_pb2.WatchResponse]]:
         """The fleet's state: a snapshot, then deltas."""
+
+    @abc.abstractmethod
+    def Announce(
+        self,
+        request_iterator: _MaybeAsyncIterator[stoker.api.registry.v1.registry_pb2.AnnounceRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.AnnounceResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.AnnounceResponse]]:
+        """A router's stream of what it dispatches. It is passed on to those who watch TOPIC_DISPATCHES and kept nowhere;
+        what a slow watcher does not take in time is dropped, oldest first. Admitted by its initial metadata.
+        """
 
     @abc.abstractmethod
     def GetFleet(
