@@ -1,0 +1,111 @@
+"""Planning: threads for long prompts, bytes where there are no tokens, and the alarm when digests stay silent."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from stoker.api.registry.v1 import registry_pb2
+from stoker.common.blocks import block_keys, root_key
+from stoker.router import core
+from stoker.router.confirm import Confirmations
+from stoker.router.plan import Plan, Planner
+from stoker.router.prompt import COMPLETIONS, read
+from stoker.router.render import Conversation
+from stoker.router.tokenizer_store import TokenizerStore
+from stoker.router.view import View
+from tests.support.router import replica
+
+
+class Words:
+    """A tokenizer of a word a token, that remembers where it ran."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.threads.append(threading.current_thread().name)
+        return [len(word) for word in text.split()]
+
+    def render(self, conversation: Conversation) -> str:
+        raise AssertionError("no chat here")
+
+
+class Bench:
+    """A planner with its view."""
+
+    def __init__(self, executor: ThreadPoolExecutor) -> None:
+        self.tokenizer = Words()
+        store = TokenizerStore(lambda _: None, "", random.Random(0))  # type: ignore[arg-type, return-value]
+        store.add("sha", self.tokenizer)  # type: ignore[arg-type]
+        self.planner = Planner(store, executor, inline_bytes=1000)
+        self.view = View(core.RoutingConfig(), core.HealthConfig())
+        self.announce("sha")
+
+    def announce(self, sha256: str) -> None:
+        record = replica("a", "http://a", sha256=sha256, block_size=4)
+        self.view.records(registry_pb2.Records(replicas=[record]), now=0.0, snapshot=True)
+
+    async def plan(self, policy: str = "stoker", **body: Any) -> Plan:
+        body = {"model": "tiny", **body}
+        pool, adapter = self.view.resolve("tiny")
+        return await self.planner.plan(read(COMPLETIONS, body, str(body).encode()), pool, adapter, policy)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with ThreadPoolExecutor(1, thread_name_prefix="tokenize") as executor:
+        yield Bench(executor)
+
+
+async def test_long_prompts_never_run_on_the_event_loop(bench: Bench) -> None:
+    await bench.plan(prompt="a b")
+    await bench.plan(prompt="a " * 600)
+    short, long = bench.tokenizer.threads
+    assert short == threading.current_thread().name
+    assert long.startswith("tokenize")
+
+
+async def test_keys_are_those_the_agents_report(bench: Bench) -> None:
+    plan = await bench.plan(prompt="a bb ccc dddd eeeee", cache_salt="s")
+    assert plan.tokens == 5
+    assert list(plan.request.keys) == block_keys([1, 2, 3, 4], 4, root_key("tiny", cache_salt="s"))
+
+
+async def test_without_tokens_bytes_give_keys_that_meet_no_other(bench: Bench) -> None:
+    by_tokens = await bench.plan(prompt="abcd " * 20)
+    bench.announce("unknown")
+    first = await bench.plan(prompt="abcd " * 20 + "x")
+    second = await bench.plan(prompt="abcd " * 20 + "y")
+    assert (first.source, first.why, first.tokens) == ("bytes", "no_tokenizer", None)
+    assert list(first.request.keys)[:6] == list(second.request.keys)[:6]
+    assert not set(first.request.keys) & set(by_tokens.request.keys)
+
+
+async def test_the_baseline_looks_at_nothing(bench: Bench) -> None:
+    plan = await bench.plan("round_robin", prompt="a b c d e")
+    assert (list(plan.request.keys), plan.source) == ([], "none")
+    assert not bench.tokenizer.threads
+
+
+async def test_the_alarm_rises_when_digests_do_not_show_what_was_served_and_falls_when_they_do(bench: Bench) -> None:
+    plan = await bench.plan(prompt="a bb ccc dddd")
+    target = bench.view.targets["a"]
+    confirmations = Confirmations()
+    now = 0.0
+    for _ in range(20):
+        confirmations.served(plan, target, now)
+        confirmations.check(now + 5.1)
+        now += 6.0
+    assert confirmations.alarmed("tiny")
+    bench.view.pools["tiny"].fleet.snapshot("a", core.Snapshot(1, 1, {core.Tier.GPU: list(plan.request.keys)}), now)
+    for _ in range(32):
+        confirmations.served(plan, target, now)
+        confirmations.check(now + 0.5)
+        now += 1.0
+    assert not confirmations.alarmed("tiny")
