@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -250,3 +251,36 @@ async def test_an_agent_told_to_drain_stops_its_engines_and_leaves(
 async def _relayed(planner: Planner, replica_id: str) -> bool:
     loads = (await planner.client.get_fleet()).loads
     return any(load.replica_id == replica_id and load.relayed for load in loads)
+
+
+async def test_an_engine_whose_pid_was_never_written_down_is_found(
+    tmp_path: Path, registry: Registry, planner: Planner
+) -> None:
+    with agents(tmp_path, registry, 1) as (agent,):
+        await planner.assign("token-0", agent.node_id)
+        first = await reaches(agent, "token-0", READY)
+        agent.kill()
+        # As an agent leaves it that is killed between starting the engine and writing its pid down.
+        path = agent.state_dir / "members" / "token-0.0.json"
+        record = json.loads(await asyncio.to_thread(path.read_text))
+        record |= {"pid": 0, "started": 0, "state": "STARTING", "startup_s": None}
+        await asyncio.to_thread(path.write_text, json.dumps(record))
+        agent.start()
+        second = await reaches(agent, "token-0", READY)
+        assert (second.pid, second.attempt) == (first.pid, 1)
+
+
+async def test_an_assignment_this_host_cannot_obey_says_why(
+    tmp_path: Path, registry: Registry, planner: Planner
+) -> None:
+    agent = Agent(tmp_path, "picky", [registry.endpoint], "engines=[vllm]")
+    with agent.running():
+        await planner.assign("picky-0", "picky")
+        status = await reaches(agent, "picky-0", BACKOFF)
+        assert "'sim' is not among those of this host (vllm)" in status.last_error
+        await planner.remove("picky-0")
+        await until("it is forgotten", lambda: _absent(agent, "picky-0"))
+
+
+async def _absent(agent: Agent, replica_id: str) -> bool:
+    return await member(agent, replica_id) is None

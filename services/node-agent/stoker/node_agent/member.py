@@ -206,7 +206,8 @@ class MemberRunner:
                 log.warning("member.engine_killed", member=self.key, pid=self._process.pid)
                 self._process.kill()
             case Act.FORGET:
-                await asyncio.to_thread(self._around.state.remove, self.key)
+                # Without a pause: an assignment that comes now must find either this member or none.
+                self._around.state.remove(self.key)
                 self._around.reports.member_gone(self.replica_id, self.member.task.rank)
                 self.gone.set()
 
