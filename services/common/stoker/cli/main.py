@@ -47,15 +47,16 @@ def _run(arguments: list[str]) -> int:
     as_json = as_json or "--output=json" in arguments or "-ojson" in arguments
     try:
         logs.setup("stoker", os.environ.get("STOKER_LOG_LEVEL", "error"))
-        return int(app(args=arguments, prog_name="stoker", standalone_mode=False) or errors.OK)
+        status = int(app(args=arguments, prog_name="stoker", standalone_mode=False) or errors.OK)
+        # Typer catches Ctrl-C itself and returns this.
+        return _interrupted() if status == errors.INTERRUPTED else status
     except _UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "stoker"
         message = " ".join(error.format_message().split())
         errors.Failure("USAGE", message, f"see `{where} --help`", errors.USAGE).show(as_json=as_json)
         return errors.USAGE
     except (typer.Abort, KeyboardInterrupt, asyncio.CancelledError):
-        sys.stderr.write("interrupted\n")
-        return errors.INTERRUPTED
+        return _interrupted()
     except StokerError as error:
         failure = errors.Failure.of(error)
     except BrokenPipeError:  # `stoker status | head`
@@ -66,6 +67,11 @@ def _run(arguments: list[str]) -> int:
         failure = errors.unexpected(error)
     failure.show(as_json=as_json)
     return failure.exit_code
+
+
+def _interrupted() -> int:
+    sys.stderr.write("interrupted; what was started is stopped\n")
+    return errors.INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -148,11 +148,19 @@ class LocalStack:
 async def running(plan: Plan, progress: Progress) -> AsyncIterator[StackState]:
     """A stack for the length of a block: gone without trace afterwards, its logs kept if the block failed."""
     stack = LocalStack(Home(Path(plan.home)))
-    state = await stack.start(plan, progress, tied=True)
     try:
-        yield state
-    except BaseException:
+        yield await stack.start(plan, progress, tied=True)
+    except Exception:
         await asyncio.shield(stack.stop())
         raise
+    except BaseException:
+        await asyncio.shield(_vanish(stack))
+        raise
+    await _vanish(stack)
+
+
+async def _vanish(stack: LocalStack) -> None:
     await stack.stop()
     stack.clear()
+    with contextlib.suppress(OSError):  # not ours alone: a lasting stack has it
+        stack.home.path.parent.rmdir()
