@@ -49,6 +49,9 @@ class Hub:
         self._watch: Watch | None = None
         self._agents: dict[str, AgentStream] = {}
         self._watchers: set[WatcherStream] = set()
+        self._announcers = 0
+        self.stopping = asyncio.Event()
+        """Set when all streams are to end."""
 
     async def run(self) -> None:
         """Follow etcd for ever, and keep time."""
@@ -209,6 +212,33 @@ class Hub:
         for watcher in self._watchers:
             watcher.wake(freshness=True)
 
+    # Routers that announce
+
+    def open_announce(self) -> None:
+        """A router's stream of dispatches. Raises Unavailable when there are too many."""
+        if self._announcers >= self._config.watch.max_watchers:
+            raise Unavailable(
+                f"{self._announcers} routers announce here, the most this registry hears; use another",
+                reason="TOO_MANY_ANNOUNCERS",
+                retry_after_s=5.0,
+            )
+        self._announcers += 1
+        metrics.ANNOUNCERS.inc()
+
+    def close_announce(self) -> None:
+        """The router is gone."""
+        self._announcers -= 1
+        metrics.ANNOUNCERS.dec()
+
+    def pass_on(self, batch: registry_pb2.Dispatches) -> None:
+        """Tell watchers what a router dispatched; kept nowhere."""
+        now = _now()
+        for watcher in self._watchers:
+            before = watcher.outflow.dispatches_dropped
+            if watcher.outflow.dispatched(batch, now):
+                metrics.DISPATCH_BATCHES_DROPPED.inc(watcher.outflow.dispatches_dropped - before)
+                watcher.wake()
+
     # Watchers
 
     def open_watch(self, request: registry_pb2.WatchRequest) -> WatcherStream:
@@ -231,7 +261,8 @@ class Hub:
             metrics.WATCHERS.dec()
 
     def close_streams(self) -> None:
-        """End all streams in good order: agents and watchers go to another registry."""
+        """End all streams in good order: agents, routers and watchers go to another registry."""
+        self.stopping.set()
         for watcher in tuple(self._watchers):
             watcher.close()
         for agent in tuple(self._agents.values()):

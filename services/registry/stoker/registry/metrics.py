@@ -10,6 +10,12 @@ WATCHERS_DROPPED = Counter("stoker_registry_watchers_dropped_total", "Watchers d
 WATCH_COALESCED = Counter(
     "stoker_registry_watch_coalesced_total", "Times that digest steps waiting for a watcher gave way to snapshots."
 )
+ANNOUNCERS = Gauge("stoker_registry_announcers", "Routers that announce their dispatches here.")
+DISPATCHES = Counter("stoker_registry_dispatches_total", "Dispatches announced by routers.")
+DISPATCHES_REFUSED = Counter("stoker_registry_dispatches_refused_total", "Dispatches that were malformed.")
+DISPATCH_BATCHES_DROPPED = Counter(
+    "stoker_registry_dispatch_batches_dropped_total", "Batches of dispatches that a slow watcher never got."
+)
 DIGEST_KEYS = Gauge("stoker_registry_digest_keys", "KV-block keys held, all replicas together.")
 DIGEST_RESYNCS = Counter("stoker_registry_digest_resyncs_total", "Digest snapshots asked of agents.")
 REPORTS_REFUSED = Counter(

@@ -14,6 +14,7 @@ import structlog
 from stoker.api.registry.v1 import registry_pb2, registry_pb2_grpc
 from stoker.common.errors import FieldViolation, InvalidRequest
 from stoker.registry.agents import AgentStream
+from stoker.registry.announcers import AnnounceStream
 from stoker.registry.config import RegistryConfig
 from stoker.registry.core import records, validation
 from stoker.registry.core.validation import Limits
@@ -91,6 +92,19 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                     yield message
         finally:
             self._hub.close_watch(watcher)
+
+    async def Announce(  # noqa: N802
+        self, request_iterator: AsyncIterator[registry_pb2.AnnounceRequest], context: Context
+    ) -> registry_pb2.AnnounceResponse:
+        """A router's stream of dispatches."""
+        self._hub.require_synced()
+        self._hub.open_announce()
+        try:
+            await context.send_initial_metadata(())
+            await AnnounceStream(self._hub).listen(request_iterator)
+        finally:
+            self._hub.close_announce()
+        return registry_pb2.AnnounceResponse()
 
     # People and scripts
 

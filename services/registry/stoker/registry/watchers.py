@@ -95,7 +95,7 @@ class WatcherStream:
             if changed or self._freshness_due:
                 self._freshness_due = False
                 yield registry_pb2.WatchResponse(freshness=self._hub.freshness(self.outflow.told_revision))
-            for message in self.outflow.take_soft():
+            for message in self.outflow.take_soft(self._now()):
                 yield message
             if (series := self.outflow.take_untold()) is not None:
                 for update in self._hub.digests.snapshot(series, PIECE_BYTES // 8):

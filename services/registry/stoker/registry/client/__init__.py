@@ -2,10 +2,12 @@
 
 - `RegistryClient`: calls, with failover over all registries.
 - `FleetWatch`: the fleet as all registries together tell it; keeps its last view whatever happens.
+- `DispatchAnnouncer`: what a router tells the other routers of its dispatches.
 - `Leadership`: staying leader of a role, and knowing at once when no more.
 - `ReportSession`: an agent's stream, moved from registry to registry as they come and go.
 """
 
+from stoker.registry.client.announce import DispatchAnnouncer
 from stoker.registry.client.calls import RegistryClient
 from stoker.registry.client.events import (
     AgentEvent,
@@ -13,6 +15,7 @@ from stoker.registry.client.events import (
     Connected,
     DigestChanged,
     Disconnected,
+    DispatchesSeen,
     FleetEvent,
     LoadChanged,
     RecordsChanged,
@@ -30,6 +33,8 @@ __all__ = [
     "Connected",
     "DigestChanged",
     "Disconnected",
+    "DispatchAnnouncer",
+    "DispatchesSeen",
     "FleetEvent",
     "FleetView",
     "FleetWatch",

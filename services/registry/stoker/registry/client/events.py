@@ -43,7 +43,15 @@ class SourceChanged:
     freshness: registry_pb2.Freshness | None
 
 
-FleetEvent = RecordsChanged | LoadChanged | DigestChanged | SourceChanged
+@dataclass(frozen=True)
+class DispatchesSeen:
+    """What another router has just dispatched. Soft: some may be missing, none comes twice."""
+
+    sender: str
+    dispatches: tuple[registry_pb2.Dispatch, ...]
+
+
+FleetEvent = RecordsChanged | LoadChanged | DigestChanged | SourceChanged | DispatchesSeen
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from stoker.common.backoff import Backoff
 from stoker.common.errors import InvalidRequest
 from stoker.registry.client.events import (
     DigestChanged,
+    DispatchesSeen,
     FleetEvent,
     LoadChanged,
     RecordsChanged,
@@ -200,6 +201,10 @@ class FleetWatch:
                 if verdict is Verdict.GAP and update.replica_id in self.view.replicas:
                     raise _Gap(f"digest of {update.replica_id} does not follow what is held")
                 return [DigestChanged(update)] if verdict is Verdict.TAKE else []
+            case "dispatches":
+                seen = message.dispatches
+                own = seen.router_id == self._request.watcher
+                return [] if own else [DispatchesSeen(seen.router_id, tuple(seen.dispatches))]
             case "freshness":
                 return self._freshness(source, message.freshness)
         return []

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from stoker.api.registry.v1 import registry_pb2
 from stoker.registry.core import records
 from stoker.registry.core.digests import Series
+from stoker.registry.core.dispatches import DropOldest, aged_ms
 from stoker.registry.core.merge import Change
 from stoker.registry.core.records import Kind, Name, Record
 
@@ -32,8 +33,10 @@ class Interest:
     kinds: frozenset[Kind]
     load: bool
     digests: bool
+    dispatches: bool
     deployments: frozenset[str]
     """Empty for all."""
+    watcher: str = ""
 
     @classmethod
     def of(cls, request: registry_pb2.WatchRequest) -> Interest:
@@ -43,7 +46,9 @@ class Interest:
             kinds=frozenset(kind for topic, kind in records.TOPICS.items() if topic in topics),
             load=registry_pb2.TOPIC_LOAD in topics,
             digests=registry_pb2.TOPIC_DIGESTS in topics,
+            dispatches=registry_pb2.TOPIC_DISPATCHES in topics,
             deployments=frozenset(request.deployments),
+            watcher=request.watcher,
         )
 
     def covers(self, name: Name) -> bool:
@@ -82,9 +87,16 @@ class Outflow:
     _loads: dict[str, registry_pb2.ReplicaLoad] = field(default_factory=dict)
     _digests: deque[registry_pb2.DigestUpdate] = field(default_factory=deque)
     _digest_bytes: int = 0
+    _dispatches: DropOldest[registry_pb2.Dispatches] = field(default_factory=DropOldest)
 
     def __bool__(self) -> bool:
-        return bool(self._upserts or self._removals or self._loads or self._digests or self.untold)
+        records_wait = self._upserts or self._removals
+        return bool(records_wait or self._loads or self._digests or self.untold or self._dispatches)
+
+    @property
+    def dispatches_dropped(self) -> int:
+        """How many batches of dispatches gave way to newer ones."""
+        return self._dispatches.dropped
 
     def change(self, change: Change, revision: int) -> None:
         """Records that changed, if any, on the way to `revision`."""
@@ -140,6 +152,19 @@ class Outflow:
                 self._digest_bytes = sum(len(u.added) + len(u.removed) + 128 for u in kept)
             self.untold[series] = None
 
+    def dispatched(self, batch: registry_pb2.Dispatches, now: float) -> bool:
+        """What a router dispatched; False when this watcher does not want to hear of it."""
+        interest = self.interest
+        if not interest.dispatches or batch.router_id == interest.watcher:
+            return False
+        if interest.deployments:
+            wanted = [d for d in batch.dispatches if interest.covers_deployment(deployment_of_replica(d.replica_id))]
+            if not wanted:
+                return False
+            batch = registry_pb2.Dispatches(router_id=batch.router_id, dispatches=wanted)
+        self._dispatches.put(batch, now)
+        return True
+
     def take_records(self) -> list[registry_pb2.WatchResponse]:
         """Changed records, as messages that take effect together with the Freshness that must follow."""
         upserts, self._upserts = self._upserts, {}
@@ -154,8 +179,8 @@ class Outflow:
             messages.append(registry_pb2.WatchResponse(removals=packed))
         return messages
 
-    def take_soft(self) -> Iterator[registry_pb2.WatchResponse]:
-        """Loads and digest steps that wait now."""
+    def take_soft(self, now: float = 0.0) -> Iterator[registry_pb2.WatchResponse]:
+        """Loads, digest steps and dispatches that wait now; dispatches are as much older as they waited."""
         loads, self._loads = self._loads, {}
         digests, self._digests = self._digests, deque()
         self._digest_bytes = 0
@@ -163,6 +188,11 @@ class Outflow:
             yield registry_pb2.WatchResponse(load=registry_pb2.LoadReport(loads=loads.values()))
         for update in digests:
             yield registry_pb2.WatchResponse(digest=update)
+        for since, batch in self._dispatches.take():
+            message = registry_pb2.WatchResponse(dispatches=batch)
+            for dispatch in message.dispatches.dispatches:
+                dispatch.age_ms = aged_ms(dispatch.age_ms, since, now)
+            yield message
 
     def take_untold(self) -> Series | None:
         """The next series to tell as a snapshot; steps from now on follow that snapshot."""

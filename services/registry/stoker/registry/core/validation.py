@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.errors import FieldViolation, InvalidRequest
+from stoker.registry.core.dispatches import MAX_AGE_MS, MAX_DISPATCHES, MAX_KEYS
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _REPLICA = re.compile(r"[a-z0-9][a-z0-9-]{0,78}")
@@ -211,6 +212,24 @@ def watch(request: registry_pb2.WatchRequest) -> Violations:
         yield FieldViolation("deployments", f"{len(request.deployments)} names; at most 1000, or none for all")
     if len(request.watcher) > 253:
         yield FieldViolation("watcher", "is longer than 253 characters")
+
+
+def announcement(request: registry_pb2.AnnounceRequest, router_id: str) -> Violations:
+    """What is wrong with a batch of dispatches as such; `router_id` is the stream's, empty before it is known."""
+    if not 1 <= len(request.router_id.encode()) <= 253:
+        yield FieldViolation("router_id", "needs 1 to 253 bytes, unique per process")
+    elif router_id and request.router_id != router_id:
+        yield FieldViolation("router_id", "a stream speaks for one router; open another")
+    yield from _at_most("dispatches", len(request.dispatches), MAX_DISPATCHES)
+
+
+def dispatch(field: str, value: registry_pb2.Dispatch) -> Violations:
+    """What is wrong with one dispatch."""
+    yield from replica_id(f"{field}.replica_id", value.replica_id)
+    if len(value.keys) % 8:
+        yield FieldViolation(f"{field}.keys", f"{len(value.keys)} bytes are not a whole number of 8-byte keys")
+    yield from _at_most(f"{field}.keys", len(value.keys) // 8, MAX_KEYS)
+    yield from _at_most(f"{field}.age_ms", value.age_ms, MAX_AGE_MS)
 
 
 def leadership(role: str, candidate: str, ttl_ms: int) -> Violations:

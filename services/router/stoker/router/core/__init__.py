@@ -12,6 +12,8 @@ How a router uses it (all times are its own monotonic seconds):
     request = Request(keys, prompt_tokens, block_size, …)
     decision = decide(request, fleet, now, rng, policy="stoker", explain=False)   # raises Unavailable
     flight = fleet.dispatch(request, decision, now)     # replica=… for one of decision.fallbacks
+    told = fleet.announcement(request, decision, now)   # for the other routers, which note it by
+    fleet.overhear(told, at, now)                       # at: when it was dispatched, by the own clock
     fleet.first_token(flight, now); fleet.release(flight, now)    # release on every path; both idempotent
     fleet.observe(replica, Outcome.OK | FAULT | CALLER, now)      # passive health
     budget = RetryBudget(); budget.request(); budget.take(first_token_sent=…)
@@ -33,6 +35,7 @@ from stoker.router.core.values import (
     Candidate,
     Decision,
     Delta,
+    Dispatched,
     Reason,
     Replica,
     Request,
@@ -51,6 +54,7 @@ __all__ = [
     "Candidate",
     "Decision",
     "Delta",
+    "Dispatched",
     "Fleet",
     "Health",
     "HealthConfig",

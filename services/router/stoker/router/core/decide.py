@@ -90,7 +90,7 @@ def weigh(request: Request, fleet: Fleet, replicas: Sequence[Replica], now: floa
     sure = {replica: tiers[-1] for replica, tiers in depths.items() if trust[replica] == 1.0}
     believed = fleet.speculation.extend(request.keys, sure)
     rank = _ring_ranks(request, fleet, sure, rng)
-    loads = fleet.load.loads(replica.id for replica in replicas)
+    loads = fleet.load.loads((replica.id for replica in replicas), now)
     total = sum(loads)
     slack = (1.0 + config.epsilon) / sum(replica.capacity for replica in replicas)
     kv = config.kv_weight * (request.prompt_tokens + request.output_tokens)

@@ -10,7 +10,17 @@ from stoker.router.core.index import BlockIndex
 from stoker.router.core.load import LoadLedger
 from stoker.router.core.ring import Ring
 from stoker.router.core.speculation import Speculation
-from stoker.router.core.values import Decision, Delta, Replica, Request, Role, RoutingConfig, Snapshot, Sync
+from stoker.router.core.values import (
+    Decision,
+    Delta,
+    Dispatched,
+    Replica,
+    Request,
+    Role,
+    RoutingConfig,
+    Snapshot,
+    Sync,
+)
 
 _FIT_LIMIT = 256  # adapter names come from callers: what is remembered of them is bounded
 _RATE_NOISE = 2.0  # the factor by which measured rates of equal machines may differ
@@ -126,6 +136,26 @@ class Fleet:
         self.speculation.add(target, request.keys, now)
         kv = self.config.kv_weight * (request.prompt_tokens + request.output_tokens)
         return self.load.dispatch(target, prefill, kv, now)
+
+    def announcement(self, request: Request, decision: Decision, now: float, *, replica: str = "") -> Dispatched:
+        """What the other routers need to know of a dispatch. Changes nothing."""
+        target = replica or decision.replica
+        prefill = decision.prefill_tokens if target == decision.replica else request.prompt_tokens
+        # Others see the digest too, unless it is in doubt: what it shows need not be told.
+        known = self.index.depth(target, request.keys) if self.index.trust(target, now) == 1.0 else 0
+        return Dispatched(target, request.keys[known:], prefill, request.prompt_tokens + request.output_tokens)
+
+    def overhear(self, told: Dispatched, at: float, now: float) -> None:
+        """Note what another router dispatched at `at` (own monotonic seconds). Needs no release.
+
+        Its blocks count as speculated, like own ones. Its load counts until a report seen after `at`, which has
+        it, or until it has aged.
+        """
+        if told.replica not in self._replicas:
+            return
+        self.speculation.add(told.replica, told.keys, now)
+        tokens = told.prefill_tokens + self.config.kv_weight * told.kv_tokens
+        self.load.overhear(told.replica, tokens, at, now)
 
     def first_token(self, flight: int, now: float) -> None:
         """The first token came: the prefill no longer counts as load."""

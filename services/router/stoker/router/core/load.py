@@ -1,18 +1,23 @@
 """Load in tokens, per replica, as this router sees it.
 
     load = max(own, reported + own dispatches the report missed − own completions since the report)
+           + other routers' dispatches the report missed
 
-`own` is what this router has in flight there: a floor under whatever an old or wrong report says.
+`own` is what this router has in flight there: a floor under whatever an old or wrong report says. Of the others'
+requests no completion is heard: the next report has them, and where none comes they age.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 # Changes kept one by one between two reports; older ones beyond this count as reported.
 _LOG_LIMIT = 4_096
+# Four reports' time.
+_OVERHEARD_S = 2.0
 
 
 @dataclass(slots=True)
@@ -22,6 +27,13 @@ class _Account:
     reported_at: float = float("-inf")
     since: float = 0.0
     log: deque[tuple[float, float]] = field(default_factory=deque)
+    others: float = 0.0
+    overheard: list[tuple[float, float]] = field(default_factory=list)  # when dispatched, tokens; by time
+
+    def forget_until(self, at: float) -> None:
+        """Drop what others dispatched up to `at`."""
+        del self.overheard[: bisect_right(self.overheard, (at, float("inf")))]
+        self.others = sum(tokens for _, tokens in self.overheard)
 
     def change(self, tokens: float, now: float) -> None:
         self.own += tokens
@@ -53,20 +65,23 @@ class LoadLedger:
         """Requests dispatched and not yet released."""
         return len(self._flights)
 
-    def load(self, replica: str) -> float:
+    def load(self, replica: str, now: float = float("-inf")) -> float:
         """Return a replica's load in tokens; 0 when nothing is known of it."""
-        return self.loads((replica,))[0]
+        return self.loads((replica,), now)[0]
 
-    def loads(self, replicas: Iterable[str]) -> list[float]:
-        """Return the loads of several replicas, in their order."""
+    def loads(self, replicas: Iterable[str], now: float = float("-inf")) -> list[float]:
+        """Return the loads of several replicas, in their order; by `now` what was overheard ages."""
         loads = []
+        aged = now - _OVERHEARD_S
         for replica in replicas:
             account = self._accounts.get(replica)
             if account is None:
                 loads.append(0.0)
             else:
+                if account.overheard and account.overheard[0][0] <= aged:
+                    account.forget_until(aged)
                 seen = account.reported + account.since
-                loads.append(seen if seen > account.own else account.own)
+                loads.append((seen if seen > account.own else account.own) + account.others)
         return loads
 
     def own(self, replica: str) -> float:
@@ -95,6 +110,17 @@ class LoadLedger:
         if held:
             self._change(held.replica, -(held.prefill + held.kv), now)
 
+    def overhear(self, replica: str, tokens: float, at: float, now: float) -> None:
+        """Count what another router dispatched at `at`, unless a report has it or it has aged by `now`."""
+        account = self._accounts.setdefault(replica, _Account())
+        at = min(at, now)
+        if at <= max(account.reported_at, now - _OVERHEARD_S) or tokens <= 0:
+            return
+        insort(account.overheard, (at, tokens))
+        account.others += tokens
+        if len(account.overheard) > _LOG_LIMIT:
+            account.others -= account.overheard.pop(0)[1]
+
     def report(self, replica: str, tokens: float, seen_at: float) -> None:
         """Take the load a replica had at `seen_at` (this router's monotonic seconds); older ones are ignored."""
         account = self._accounts.setdefault(replica, _Account())
@@ -105,6 +131,7 @@ class LoadLedger:
         while account.log and account.log[0][0] <= seen_at:
             account.log.popleft()
         account.since = sum(tokens for _, tokens in account.log)
+        account.forget_until(seen_at)
 
     def forget(self, replica: str) -> None:
         """Drop a replica that left the fleet; its flights may still be released."""

@@ -117,6 +117,20 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Dispatched:
+    """A request on its way to a replica, as its router tells the others.
+
+    `keys` (u64) are those of its blocks that the replica's digest does not show, in order; `prefill_tokens` what
+    it has to compute; `kv_tokens` prompt and expected output. Every router weighs them by its own configuration.
+    """
+
+    replica: str
+    keys: Sequence[int]
+    prefill_tokens: int
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The whole set of a replica's blocks. `digests` are XORs of the keys per tier, checked when given."""
 
