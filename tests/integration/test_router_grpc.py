@@ -238,7 +238,7 @@ async def test_the_view_is_shown(fleet: Fleet) -> None:
 async def test_two_routers_that_share_nothing_agree(fleet: Fleet) -> None:
     endpoints = [registry.endpoint for registry in fleet.registries]
     async with running_router(f"registries={endpoints}") as other:
-        other.watch()
+        await other.watch()
         await until("the other router is ready", lambda: all_ready(other, fleet.replicas))
         for family in range(12):
             request = text(f"family {family} " * 60)
@@ -249,3 +249,31 @@ async def test_two_routers_that_share_nothing_agree(fleet: Fleet) -> None:
                     explained = await stub.Explain(router_pb2.ExplainRequest(request=request))
                     homes.add(explained.decision.replica_id)
             assert len(homes) == 1, f"family {family}: {homes}"
+
+
+async def test_what_one_router_sent_another_knows_before_it_is_computed(
+    tmp_path: Path, etcd_alone: EtcdServer
+) -> None:
+    slow = ("--sim-prefill-tokens-per-s", "100", "--max-num-batched-tokens", "64")
+    async with running_fleet(tmp_path, etcd_alone, args=slow) as fleet:
+        endpoints = [registry.endpoint for registry in fleet.registries]
+        async with running_router(f"registries={endpoints}") as other:
+            await other.watch()
+            await until("the other router is ready", lambda: all_ready(other, fleet.replicas))
+            request = text("The boiler wants coal, and it wants it now. " * 40)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{fleet.router.rpc.port}") as channel:
+                stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+                call = stub.Generate(request, timeout=60)
+                targets = fleet.router.view.targets
+                await eventually(lambda: any(target.in_flight for target in targets.values()), "it is on its way")
+                home = next(target.id for target in targets.values() if target.in_flight)
+                async with grpc.aio.insecure_channel(f"127.0.0.1:{other.rpc.port}") as beside:
+                    explainer: Any = router_pb2_grpc.RouterServiceStub(beside)
+
+                    async def believed() -> bool:
+                        explained = await explainer.Explain(router_pb2.ExplainRequest(request=request))
+                        decision = explained.decision
+                        return (decision.replica_id, decision.reason) == (home, "speculative")
+
+                    await until("the other router has heard of it", believed, within_s=3.0)
+                call.cancel()

@@ -86,6 +86,6 @@ async def running_fleet(
             await until("the agent is known", node_known)
             await assign(client, "node-a", replicas, [*SPEC_ARGS, *args])
         async with running_router(f"registries={endpoints}", *settings) as router:
-            router.watch()
+            await router.watch()
             await until("all replicas ready and alike", lambda: all_ready(router, replicas), within_s=40)
             yield Fleet(etcd, told, agent, router, replicas)

@@ -164,3 +164,17 @@ def test_a_replica_that_draining_or_refused_connections_is_not_ready() -> None:
     assert not fleet.replicas["a"].ready
     view.reached(view.targets["a"], True)
     assert fleet.replicas["a"].ready
+
+
+def test_what_other_routers_sent_is_believed_for_this_life_of_the_replica_only() -> None:
+    view = view_of(replica("a", "http://a", epoch=2))
+    view.digest(snapshot("a", [1], epoch=2), 0.0)
+    fleet = view.pools["tiny"].fleet
+    told = [
+        registry_pb2.Dispatch(replica_id="a", epoch=2, keys=pack_keys([2, 3])),
+        registry_pb2.Dispatch(replica_id="a", epoch=1, keys=pack_keys([4])),
+        registry_pb2.Dispatch(replica_id="a", epoch=2, keys=b"odd"),
+        registry_pb2.Dispatch(replica_id="gone", epoch=2, keys=pack_keys([4])),
+    ]
+    view.dispatched(told, 1.0)
+    assert fleet.speculation.extend([1, 2, 3, 4], {"a": 1}) == {"a": 3}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import secrets
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,7 @@ from stoker.router.server import RouterServer
 from stoker.router.tokenizer_store import TokenizerStore
 from stoker.router.upstream import Engines
 from stoker.router.view import View
-from stoker.router.watching import Watching, every
+from stoker.router.watching import Announcing, Watching, every
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,7 @@ class RouterApp:
         self.channels = Channels()
         self.tokenizers = TokenizerStore(self.channels.to, config.tokenizer.cache_dir, rng)
         self._threads = ThreadPoolExecutor(config.tokenizer.threads, thread_name_prefix="tokenize")
+        self._announcing = Announcing()
         self.router = Router(
             self.view,
             Planner(self.tokenizers, self._threads, config.tokenizer.inline_bytes),
@@ -56,6 +58,7 @@ class RouterApp:
             allow_policy=config.allow_policy_header,
             max_in_flight=config.limits.max_in_flight,
             rng=rng,
+            announce=self._announcing.tell,
         )
         self.checks = HealthChecks(self.view, self.engines, config.checks, rng, time.monotonic)
         self.parity = ParityProbe(self.view, self.engines, self.tokenizers, rng)
@@ -83,9 +86,10 @@ class RouterApp:
             asyncio.create_task(self._announce(), name="readiness"),
         ]
 
-    def watch(self) -> None:
-        """Follow the registries."""
-        watcher = f"{socket.gethostname()}:{os.getpid()}"
+    async def watch(self) -> None:
+        """Follow the registries, and tell other routers through them."""
+        watcher = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        await self._announcing.start(self.config.registries, watcher)
         watching = Watching(self.view, self.config.registries, watcher, self.fleet_changed)
         self._tasks.append(asyncio.create_task(watching.run(), name="watching"))
 
@@ -118,6 +122,7 @@ class RouterApp:
         self._http.close()
         await self._requests.shutdown(timeout=1.0)
         await self.rpc.stop(0.5)
+        await self._announcing.close()
         await self.checks.close()
         await self.parity.close()
         await self.tokenizers.close()
@@ -174,7 +179,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
         last.callback(otel.shutdown)
         app = RouterApp(config)
         await app.start()
-        app.watch()
+        await app.watch()
         log.info("router.listening", grpc_port=app.rpc.port, http_port=app.http_port)
         await stop.wait()
         await app.stop()

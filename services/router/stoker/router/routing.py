@@ -13,7 +13,7 @@ from types import TracebackType
 from stoker.common.errors import Exhausted, InvalidRequest, Unavailable
 from stoker.router import core, metrics
 from stoker.router.confirm import Confirmations
-from stoker.router.plan import TOKENS, Plan, Planner
+from stoker.router.plan import NONE, TOKENS, Plan, Planner
 from stoker.router.prompt import Asked
 from stoker.router.view import Target, View
 
@@ -84,6 +84,7 @@ class Router:
         max_in_flight: int,
         rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
+        announce: Callable[[Decided], None] = lambda decided: None,
     ) -> None:
         self.view = view
         self.planner = planner
@@ -99,6 +100,7 @@ class Router:
         self._allow_policy = allow_policy
         self._max_in_flight = max_in_flight
         self._rng = rng
+        self._announce = announce
         self._decided: OrderedDict[str, Decided] = OrderedDict()
 
     async def plan(self, asked: Asked, *, policy: str = "", pinned: str = "") -> Plan:
@@ -136,6 +138,8 @@ class Router:
         metrics.of(metrics.DECISIONS, model, decided.decision.reason.value).inc()
         if decided.plan.source == TOKENS:
             metrics.of(metrics.PREDICTED, model).inc(decided.decision.cached_tokens)
+        if decided.plan.source != NONE:
+            self._announce(decided)
         self._decided[request_id] = decided
         if len(self._decided) > _DECISIONS_KEPT:
             self._decided.popitem(last=False)

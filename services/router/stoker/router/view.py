@@ -366,6 +366,20 @@ class View:
                 for update in self._early.pop(replica_id):
                     self.digest(update, now)
 
+    def dispatched(self, dispatches: Iterable[registry_pb2.Dispatch], now: float) -> None:
+        """Take what other routers sent where a moment ago, which neither digest nor load shows yet."""
+        for dispatch in dispatches:
+            target = self.targets.get(dispatch.replica_id)
+            if target is None or target.pool is None or dispatch.epoch != target.record.epoch:
+                continue
+            try:
+                keys = unpack_keys(dispatch.keys)
+            except InvalidRequest as error:
+                log.warning("view.dispatch_unreadable", replica=target.id, error=error.message)
+                continue
+            told = core.Dispatched(target.id, keys, dispatch.prefill_tokens, dispatch.kv_tokens)
+            target.pool.fleet.overhear(told, now - dispatch.age_ms / 1000, now)
+
     def source(self, endpoint: str, connected: bool, freshness: registry_pb2.Freshness | None, now: float) -> None:
         """Note how a registry is. What it vouches for stays fresh, though nothing changed there."""
         source = self.sources.setdefault(endpoint, Source())

@@ -10,9 +10,18 @@ from collections.abc import Callable
 import structlog
 
 from stoker.api.registry.v1 import registry_pb2
-from stoker.registry.client import DigestChanged, FleetWatch, LoadChanged, RecordsChanged, SourceChanged
+from stoker.registry.client import (
+    DigestChanged,
+    DispatchAnnouncer,
+    DispatchesSeen,
+    FleetWatch,
+    LoadChanged,
+    RecordsChanged,
+    SourceChanged,
+)
 from stoker.registry.client.events import FleetEvent
 from stoker.router import core, metrics
+from stoker.router.routing import Decided
 from stoker.router.view import View
 
 log = structlog.get_logger(__name__)
@@ -22,6 +31,7 @@ _TOPICS = (
     registry_pb2.TOPIC_REPLICAS,
     registry_pb2.TOPIC_LOAD,
     registry_pb2.TOPIC_DIGESTS,
+    registry_pb2.TOPIC_DISPATCHES,
 )
 # A wrong digest costs a whole new watch; wrong ones that keep coming must not keep all registries busy.
 _RESYNC_PAUSE_S = 15.0
@@ -82,10 +92,38 @@ class Watching:
                 if self._view.digest(update, now) is core.Sync.RESYNC:
                     log.error("view.digest_wrong", replica=update.replica_id, sequence=update.sequence)
                     return True
+            case DispatchesSeen(_, dispatches):
+                self._view.dispatched(dispatches, now)
             case SourceChanged(endpoint, connected, freshness):
                 self._view.source(endpoint, connected, freshness, now)
                 metrics.REGISTRIES.set(sum(source.connected for source in self._view.sources.values()))
         return False
+
+
+class Announcing:
+    """Tells the other routers of each dispatch, so that they send the same prefix to the same place meanwhile."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._announcer: DispatchAnnouncer | None = None
+        self._clock = clock
+
+    async def start(self, registries: tuple[str, ...], router_id: str) -> None:
+        """Begin to tell."""
+        self._announcer = DispatchAnnouncer(registries, router_id)
+        await self._announcer.start()
+
+    async def close(self) -> None:
+        """Tell no more."""
+        if self._announcer is not None:
+            await self._announcer.close()
+
+    def tell(self, decided: Decided) -> None:
+        """Note a dispatch for the others; never waits. Keys over bytes go along: all routers make the same."""
+        if self._announcer is None:
+            return
+        plan, target = decided.plan, decided.target
+        told = plan.pool.fleet.announcement(plan.request, decided.decision, self._clock())
+        self._announcer.announce(target.id, target.record.epoch, told.keys, told.prefill_tokens, told.kv_tokens)
 
 
 async def every(seconds: float, *actions: Callable[[], None]) -> None:
