@@ -1,9 +1,10 @@
 """Replay the routing workloads over three replicas with small caches, in simulated time.
 
-    python bench/replay_workloads.py [-o json] [--rate 2000] [--routers 2] [--seeds 5]
+    python bench/replay_workloads.py [-o json] [--rate 2000] [--routers 2 [--silent]] [--seeds 5]
 
 As in the end-to-end run: 300 blocks of 32 tokens a replica, 6 closed-loop clients, continuous batching,
-two cores under three replicas. One token a word; `--rate` is one replica's prefill speed on a free core.
+two cores under three replicas. One token a word; `--rate` is one replica's prefill speed on a free core. With
+`--silent` routers do not announce their dispatches to each other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import json
 from statistics import mean
 
-from stoker.bench.replay import Hardware, pooled_hit_rate, replay
+from stoker.bench.replay import Delays, Hardware, pooled_hit_rate, replay
 from stoker.bench.traces import workload_jobs
 from stoker.bench.workloads import WORKLOADS
 
@@ -32,7 +33,9 @@ def hardware(rate: float) -> Hardware:
     )
 
 
-def figures(workload: str, policy: str, seeds: int, rate: float = 2_000.0, routers: int = 1) -> dict[str, object]:
+def figures(
+    workload: str, policy: str, seeds: int, rate: float = 2_000.0, routers: int = 1, silent: bool = False
+) -> dict[str, object]:
     outcomes, pooled = [], []
     for seed in range(seeds):
         jobs = workload_jobs(WORKLOADS[workload](seed))
@@ -43,6 +46,7 @@ def figures(workload: str, policy: str, seeds: int, rate: float = 2_000.0, route
                 replicas=REPLICAS,
                 hardware=hardware(rate),
                 policy=policy,
+                delays=Delays(announce_s=None) if silent else None,
                 clients=CLIENTS,
                 routers=routers,
                 seed=seed,
@@ -63,11 +67,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=2_000.0)
     parser.add_argument("--routers", type=int, default=1)
+    parser.add_argument("--silent", action="store_true", help="routers do not announce dispatches to each other")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
     rows = [
-        figures(workload, policy, options.seeds, options.rate, options.routers)
+        figures(workload, policy, options.seeds, options.rate, options.routers, options.silent)
         for workload in WORKLOADS
         for policy in ("round_robin", "stoker")
     ]

@@ -1,0 +1,146 @@
+"""Router processes in simulated time, and what reaches them late: digests, load reports, each other's dispatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from stoker.bench.replicas import Clock, Engine
+from stoker.common.blocks import xor_digest
+from stoker.router.core import (
+    Decision,
+    Delta,
+    Dispatched,
+    Fleet,
+    Request,
+    RoutingConfig,
+    Snapshot,
+    Sync,
+    Tier,
+    decide,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """How late the router learns what happened, in seconds."""
+
+    digest_every_s: float = 0.1
+    digest_s: float = 0.1
+    report_every_s: float = 0.5
+    report_s: float = 0.05
+    announce_s: tuple[float, float] | None = (0.02, 0.06)
+    """From one router's dispatch to the others' knowing of it, shortest and longest; None: they never do."""
+
+
+class RouterSite:
+    """One router process: its own fleet view, fed late."""
+
+    def __init__(self, config: RoutingConfig, policy: str, seed: int) -> None:
+        self.fleet = Fleet(config)
+        self.policy = policy
+        self.rng = Random(seed)  # noqa: S311 (repeatable on purpose)
+
+    def route(self, request: Request, now: float) -> Decision:
+        """Decide, and hold the decision to its own bound."""
+        decision = decide(request, self.fleet, now, self.rng, policy=self.policy, explain=True)
+        for candidate in decision.candidates:
+            if candidate.replica == decision.replica and not decision.over_bound:
+                assert candidate.load + candidate.weight <= candidate.bound, candidate  # noqa: S101
+        return decision
+
+
+class Announcements:
+    """How routers hear of each other's dispatches: late, each sender's in order."""
+
+    def __init__(self, sites: Sequence[RouterSite], clock: Clock, delays: Delays, seed: int) -> None:
+        self._sites = sites
+        self._clock = clock
+        self._delays = delays
+        self._rng = Random(seed)  # noqa: S311 (repeatable on purpose)
+        self._arrived: dict[int, float] = {}
+
+    def tell(self, sender: RouterSite, told: Dispatched) -> None:
+        """Announce a dispatch that happens now."""
+        if self._delays.announce_s is None or len(self._sites) == 1:
+            return
+        at = self._clock.now
+        arrives = max(at + self._rng.uniform(*self._delays.announce_s), self._arrived.get(id(sender), 0.0))
+        self._arrived[id(sender)] = arrives
+
+        def deliver() -> None:
+            for site in self._sites:
+                if site is not sender:
+                    site.fleet.overhear(told, at, self._clock.now)
+
+        self._clock.after(arrives - at, deliver)
+
+
+class Digester:
+    """A node agent's digest of one replica: batches changes, delivers them in order to every router."""
+
+    def __init__(self, engine: Engine, sites: Sequence[RouterSite], clock: Clock, delays: Delays) -> None:
+        self._engine = engine
+        self._sites = sites
+        self._clock = clock
+        self._delays = delays
+        self._sequence = 1
+        self._held: set[int] = set()
+        self._digest = 0
+        for site in sites:
+            site.fleet.snapshot(engine.name, Snapshot(1, 1, {}), 0.0)
+
+    def tick(self) -> None:
+        """Send what changed since the last tick, then come again."""
+        engine = self._engine
+        if engine.stored or engine.removed:
+            # A block can be stored and evicted within one tick, or the reverse: the set decides.
+            removed = [key for key in dict.fromkeys(engine.removed) if key in self._held]
+            self._held.difference_update(removed)
+            stored = [
+                key for key in dict.fromkeys(engine.stored) if key not in self._held and engine.cache.hit((key,))
+            ]
+            self._held.update(stored)
+            engine.stored, engine.removed = [], []
+            self._digest = xor_digest(removed, xor_digest(stored, self._digest))
+            self._sequence += 1
+            delta = Delta(1, self._sequence, {Tier.GPU: stored}, {Tier.GPU: removed}, {Tier.GPU: self._digest})
+            self._clock.after(self._delays.digest_s, lambda: self._deliver(delta))
+        else:
+            sequence = self._sequence
+            self._clock.after(self._delays.digest_s, lambda: self._beat(sequence))
+        self._clock.after(self._delays.digest_every_s, self.tick)
+
+    def _deliver(self, delta: Delta) -> None:
+        for site in self._sites:
+            result = site.fleet.delta(self._engine.name, delta, self._clock.now)
+            assert result is Sync.APPLIED, result  # noqa: S101
+
+    def _beat(self, sequence: int) -> None:
+        for site in self._sites:
+            site.fleet.index.heartbeat(self._engine.name, 1, sequence, self._clock.now)
+
+
+class Reporter:
+    """A node agent's load reports of one replica, to every router."""
+
+    def __init__(
+        self, engine: Engine, sites: Sequence[RouterSite], clock: Clock, delays: Delays, kv_weight: float
+    ) -> None:
+        self._engine = engine
+        self._sites = sites
+        self._clock = clock
+        self._delays = delays
+        self._kv_weight = kv_weight
+
+    def tick(self) -> None:
+        """Send the load as it is, then come again."""
+        seen_at, tokens = self._clock.now, self._engine.load(self._kv_weight)
+
+        def deliver() -> None:
+            for site in self._sites:
+                site.fleet.load.report(self._engine.name, tokens, seen_at)
+
+        self._clock.after(self._delays.report_s, deliver)
+        self._clock.after(self._delays.report_every_s, self.tick)
