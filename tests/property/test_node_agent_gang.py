@@ -51,13 +51,14 @@ def _check(world: World) -> None:
         if (
             rank
             and head is not None
+            and head.member.attempt  # a host that came back without memory begins at 0
             and member.state is State.STARTING
             and member.task.revision == head.member.task.revision
         ):
             assert member.attempt <= head.member.attempt, f"rank {rank} is ahead of its leader"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(stories())
 def test_a_gang_stays_one_and_recovers(story: tuple[int, list[str]]) -> None:
     size, lines = story

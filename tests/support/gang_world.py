@@ -162,7 +162,10 @@ def play(world: World, line: str) -> Iterator[str]:  # noqa: C901 - one case a l
             if what == "host":
                 agent.alive = False
         case ["agent", rank, "is", "back"]:
-            world.agents[int(rank)].heard, world.agents[int(rank)].lost = True, False
+            agent = world.agents[int(rank)]
+            agent.heard, agent.lost = True, False
+            if not agent.alive and agent.member.attempt:
+                agent.exit = Exit(error="the engine ended while no agent ran")
         case ["host", rank, "is", "back"]:
             task = world.task_of(int(rank))
             assert task is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given
@@ -44,6 +45,13 @@ def test_a_member_whose_engine_cannot_be_launched_says_why() -> None:
     member, _ = step(member, seen(exit=Exit(error="no such file: python")), Policy(), 0.1, Random(1))
     assert member.state is State.BACKOFF
     assert "no such file: python" in member.last_error
+
+
+def test_an_end_that_went_by_unseen_is_an_end() -> None:
+    follower = Member(replace(TASK, rank=1, size=2), since=0, state=State.READY, attempt=1, ready_at=0)
+    member, _ = step(follower, seen(task=follower.task, alive=False), Policy(), 5, Random(1))
+    assert member.state is State.BACKOFF
+    assert "not there" in member.last_error
 
 
 def test_startup_time_is_measured() -> None:

@@ -81,6 +81,8 @@ def failure(rank: int, attempt: int, was_ready: bool, peers: Peers) -> str | Non
             return f"the leader has begun attempt {leader.attempt}"
         if leader.attempt == attempt and leader.state in {State.BACKOFF, State.STOPPED, State.PENDING}:
             return f"the leader has ended attempt {attempt}"
+        if leader.state is State.PENDING:  # it lost its memory, and waits for all to be at rest
+            return "the leader begins anew"
         return None
     for peer in peers.values():
         if peer.attempt == attempt and peer.state in {State.BACKOFF, State.STOPPED}:

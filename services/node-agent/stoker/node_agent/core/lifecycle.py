@@ -113,8 +113,11 @@ class Act(Enum):
 
 def step(member: Member, seen: Seen, policy: Policy, now: float, rng: Random) -> tuple[Member, list[Act]]:
     """The member after what is seen, and what to do now."""
-    if seen.exit is not None:
-        member = _exited(member, seen.exit, seen, policy, now, rng)
+    exit_ = seen.exit
+    if exit_ is None and member.state in _RUNNING and not seen.alive:
+        exit_ = Exit(error="the engine is not there")  # its end went by unseen
+    if exit_ is not None:
+        member = _exited(member, exit_, seen, policy, now, rng)
     task = seen.task
     if task is None or task.drain or task.revision != member.task.revision:
         return _leave(member, seen, policy, now)
