@@ -12,6 +12,7 @@ import pytest
 
 from stoker.api.registry.v1 import registry_pb2
 from stoker.common.blocks import block_keys, root_key
+from stoker.common.errors import InvalidRequest
 from stoker.router import core
 from stoker.router.confirm import Confirmations
 from stoker.router.plan import Plan, Planner
@@ -24,6 +25,8 @@ from tests.support.router import replica
 
 class Words:
     """A tokenizer of a word a token, that remembers where it ran."""
+
+    max_chars_per_token = 8
 
     def __init__(self) -> None:
         self.threads: list[str] = []
@@ -85,6 +88,13 @@ async def test_without_tokens_bytes_give_keys_that_meet_no_other(bench: Bench) -
     assert (first.source, first.why, first.tokens) == ("bytes", "no_tokenizer", None)
     assert list(first.request.keys)[:6] == list(second.request.keys)[:6]
     assert not set(first.request.keys) & set(by_tokens.request.keys)
+
+
+async def test_an_absurd_text_is_refused_without_being_tokenized(bench: Bench) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        await bench.plan(prompt="x" * (16384 * 8 + 1))
+    assert refused.value.fields[0].field == "input_text"
+    assert not bench.tokenizer.threads
 
 
 async def test_the_baseline_looks_at_nothing(bench: Bench) -> None:

@@ -118,16 +118,18 @@ def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter:
 
 
 def tokens_of(prompt: Prompt, tokenizer: ModelTokenizer | None, max_model_len: int) -> list[Sequence[int]] | None:
-    """The token ids of each prompt of a request; None without a tokenizer. Raises NotRendered."""
+    """The token ids of each prompt of a request; None without a tokenizer.
+
+    Raises NotRendered, and InvalidRequest for a text so long that it need not be tokenized to be refused.
+    """
     if prompt.token_ids:
         lists: list[Sequence[int]] = list(prompt.token_ids)
     elif tokenizer is None:
         return None
     elif prompt.conversation is not None:
-        text = tokenizer.render(prompt.conversation)
-        lists = [tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)]
+        lists = [_encode(tokenizer.render(prompt.conversation), prompt, tokenizer, max_model_len)]
     else:
-        lists = [tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens) for text in prompt.texts]
+        lists = [_encode(text, prompt, tokenizer, max_model_len) for text in prompt.texts]
     limit = prompt.truncate_to
     if limit is None:
         return lists
@@ -135,6 +137,18 @@ def tokens_of(prompt: Prompt, tokenizer: ModelTokenizer | None, max_model_len: i
         # A token of context is held back for the output.
         limit = max_model_len - 1 if prompt.max_output_tokens else max_model_len
     return [tokens[-limit:] if prompt.truncate_left else tokens[:limit] for tokens in lists] if limit else lists
+
+
+def _encode(text: str, prompt: Prompt, tokenizer: ModelTokenizer, max_model_len: int) -> list[int]:
+    bound = max_model_len * tokenizer.max_chars_per_token
+    if bound and prompt.truncate_to is None and len(text) > bound:
+        raise _refused(
+            "input_text",
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
+            f"{len(text)} characters (more than {bound} characters, which is the upper bound for {max_model_len} "
+            "input tokens). Please reduce the length of the input prompt.",
+        )
+    return tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
 
 
 def _canonical(prompt: Prompt) -> bytes:

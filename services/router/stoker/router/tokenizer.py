@@ -39,6 +39,8 @@ class ModelTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._templates = _templates(files, config)
+        self.max_chars_per_token: int = max(map(len, self._tokenizer.get_vocab()), default=1)
+        """No token stands for more characters than this: a bound on a text's tokens without counting them."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
