@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.bench.replay import Hardware, Outcome, pooled_hit_rate, replay
+from stoker.bench.replay import Delays, Hardware, Outcome, pooled_hit_rate, replay
 from stoker.bench.traces import common_prefix_trace, mooncake_trace, workload_jobs
 from stoker.bench.workloads import WORKLOADS
 from stoker.router.core import RoutingConfig
@@ -26,9 +26,11 @@ SMALL = Hardware(
 )
 
 
-def serve(workload: str, policy: str, seed: int, routers: int = 1) -> Outcome:
+def serve(workload: str, policy: str, seed: int, routers: int = 1, delays: Delays | None = None) -> Outcome:
     jobs = workload_jobs(WORKLOADS[workload](seed))
-    return replay(jobs, replicas=3, hardware=SMALL, policy=policy, clients=6, routers=routers, seed=seed)
+    return replay(
+        jobs, replicas=3, hardware=SMALL, policy=policy, delays=delays, clients=6, routers=routers, seed=seed
+    )
 
 
 @pytest.mark.skipif(not TRACE.exists(), reason=f"no {TRACE}; set STOKER_TRACES to the folder that has it")
@@ -66,18 +68,35 @@ def test_unique_prompts_lose_nothing() -> None:
     assert sum(o.requests_per_s for o in routed) >= 0.97 * sum(o.requests_per_s for o in baseline)
 
 
-def test_two_routers_that_share_nothing_but_reports_on_chat() -> None:
-    one = sum(serve("chat", "stoker", seed).hit_rate for seed in range(4)) / 4
-    two = sum(serve("chat", "stoker", seed, routers=2).hit_rate for seed in range(4)) / 4
+@pytest.mark.parametrize("workload", ["shared", "chat"])
+def test_two_routers_come_within_three_points_of_one(workload: str) -> None:
+    one, two = (sum(serve(workload, "stoker", seed, routers=n).hit_rate for seed in range(4)) / 4 for n in (1, 2))
     assert two >= one - 0.03
 
 
-def test_two_routers_on_an_open_trace() -> None:
+def test_announced_dispatches_are_what_closes_the_gap() -> None:
+    told, silent = (
+        sum(serve("shared", "stoker", seed, routers=2, delays=delays).hit_rate for seed in range(4)) / 4
+        for delays in (Delays(), Delays(announce_s=None))
+    )
+    assert told >= silent + 0.03
+
+
+def test_routers_that_hear_of_each_other_do_not_pile_up_on_one_replica() -> None:
+    one, two, silent = (
+        sum(serve("unique", "stoker", seed, routers=n, delays=delays).ttft(0.99) for seed in range(4)) / 4
+        for n, delays in ((1, Delays()), (2, Delays()), (2, Delays(announce_s=None)))
+    )
+    assert two <= (one + silent) / 2
+
+
+def test_two_routers_on_a_generated_trace() -> None:
     jobs = common_prefix_trace(2, conversations=250, seconds=360.0)
     one, two = (
         replay(jobs, replicas=7, hardware=Hardware(), config=PREFILL_ONLY, routers=routers) for routers in (1, 2)
     )
-    assert two.hit_rate >= one.hit_rate - 0.03
+    assert two.hit_rate >= one.hit_rate - 0.01
+    assert two.wait(0.99) <= 1.5 * one.wait(0.99)
 
 
 def test_a_replay_follows_from_its_seed() -> None:

@@ -9,6 +9,7 @@ MAX_DISPATCHES = 1_024
 """Dispatches in one message."""
 MAX_KEYS = 4_096
 """Block keys of one dispatch; of a longer prompt the first ones go."""
+MAX_TOKENS = 100_000_000
 MAX_AGE_MS = 60_000
 QUEUE_BYTES = 4 * 1024 * 1024
 """What waits for one reader: some seconds of 1,000 requests a second."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.errors import FieldViolation, InvalidRequest
-from stoker.registry.core.dispatches import MAX_AGE_MS, MAX_DISPATCHES, MAX_KEYS
+from stoker.registry.core.dispatches import MAX_AGE_MS, MAX_DISPATCHES, MAX_KEYS, MAX_TOKENS
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _REPLICA = re.compile(r"[a-z0-9][a-z0-9-]{0,78}")
@@ -229,6 +229,9 @@ def dispatch(field: str, value: registry_pb2.Dispatch) -> Violations:
     if len(value.keys) % 8:
         yield FieldViolation(f"{field}.keys", f"{len(value.keys)} bytes are not a whole number of 8-byte keys")
     yield from _at_most(f"{field}.keys", len(value.keys) // 8, MAX_KEYS)
+    # Load that is not there would turn requests away until it ages.
+    yield from _at_most(f"{field}.prefill_tokens", value.prefill_tokens, MAX_TOKENS)
+    yield from _at_most(f"{field}.kv_tokens", value.kv_tokens, MAX_TOKENS)
     yield from _at_most(f"{field}.age_ms", value.age_ms, MAX_AGE_MS)
 
 
