@@ -125,7 +125,7 @@ def _heir(digest: ReplicaDigest) -> ReplicaDigest:
     return heir
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(_steps, st.integers(1, 5))
 def test_readers_know_exactly_what_the_engine_holds(
     steps: list[tuple[str, int, str, tuple[int, list[int]], int]], limit: int
@@ -152,7 +152,7 @@ def test_readers_know_exactly_what_the_engine_holds(
         assert reader.keys.get(each, set()) == engine.keys(each)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.integers(1, 100), st.integers(0, 2**32))
 def test_memory_is_bounded_whatever_comes(blocks: int, seed: int) -> None:
     digest, rng = ReplicaDigest("m", blocks=blocks), Random(seed)

@@ -80,6 +80,14 @@ def test_a_child_keeps_its_parent_known_across_tiers() -> None:
     assert digest.count("CPU") == 2
 
 
+def test_host_memory_may_hold_more_than_the_gpu() -> None:
+    digest = digest_of(blocks=1)
+    digest.apply([stored(*range(5000), tier="CPU")])
+    assert (digest.count("CPU"), digest.counts.overflows) == (5000, 0)
+    digest.apply([stored(*range(5000))])
+    assert (digest.count("GPU"), digest.counts.overflows) == (0, 1)
+
+
 def test_cleared_means_all() -> None:
     digest = digest_of(stored(1, 2), Cleared())
     assert digest.count() == 0

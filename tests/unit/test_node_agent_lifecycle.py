@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.node_agent.core.gang import State
@@ -71,6 +71,7 @@ def test_drain_waits_while_the_load_is_unknown() -> None:
     assert acts == [Act.TERMINATE]
 
 
+@settings(derandomize=True, deadline=None)
 @given(st.text(max_size=6000), st.lists(st.text(max_size=3000), max_size=50))
 def test_errors_fit(summary: str, lines: list[str]) -> None:
     composed = compose_error(summary, lines)

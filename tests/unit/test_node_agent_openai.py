@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import json_format, struct_pb2
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.api.inference.v1 import inference_pb2 as pb
@@ -186,6 +186,7 @@ def test_what_arrives_together_leaves_together() -> None:
     assert (stream.usage.prompt_tokens, stream.usage.cached_prompt_tokens) == (9, 8)
 
 
+@settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(1, 40)))
 def test_any_split_of_the_bytes_says_the_same(cuts: list[int]) -> None:
     data = events(

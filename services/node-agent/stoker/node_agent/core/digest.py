@@ -152,7 +152,8 @@ class ReplicaDigest:
             if not copies:
                 self._hold(tier, key)
         self.counts.stored += len(keys)
-        if len(tier.copies) > self._limit:
+        # The engine's own count is of GPU blocks; a tier of host memory or disk may hold many times as many.
+        if len(tier.copies) > (self._limit if event.tier == "GPU" else _UNBOUNDED):
             self.counts.overflows += 1
             self._drop_all()
 
@@ -311,7 +312,7 @@ class ReplicaDigest:
 
     def restore(self, image: Image) -> bool:
         """Take over a copy after `begin`. False, and nothing taken, when it is of another life or model."""
-        if (image.model, image.epoch) != (self._model, self.epoch) or len(image.blocks) > self._limit:
+        if (image.model, image.epoch) != (self._model, self.epoch):
             return False
         self.block_size, self._group = image.block_size, image.group
         for rank, hash_, key, copies in image.blocks:
