@@ -20,7 +20,7 @@ TIERS = ("GPU", "CPU", "STORAGE")
 _PARTIAL_KINDS = {"sliding_window", "chunked_local_attention", "mamba"}
 """Attention kinds whose blocks say nothing of a whole prefix."""
 _UNBOUNDED = 8_000_000
-"""Copies held at most where the engine does not say how many blocks it has: about 1.5 GB here."""
+"""Copies held at most where the engine does not say how many blocks it has: about 2 GB here."""
 
 _Name = tuple[int, BlockHash]
 """(data-parallel rank, engine hash)."""
