@@ -25,6 +25,11 @@ log = structlog.get_logger(__name__)
 
 C = TypeVar("C")
 
+EXIT_STAY_DOWN = 78
+"""Starting again would fail again, or fight a process that took over. Units name it in RestartPreventExitStatus."""
+
+_STAY_DOWN = {"BAD_CONFIG", "SUPERSEDED"}
+
 
 def main(
     name: str,
@@ -35,7 +40,7 @@ def main(
     """The whole of a service's `main`: reads flags and configuration, then runs `serve(config, stop)`.
 
     `serve` returns after `stop` is set and its drain is done. Exit status: 0 stopped as asked, 1 an error
-    that the message explains, 2 bad usage, 130 forced.
+    that the message explains, 2 bad usage, 78 an error that a restart cannot mend, 130 forced.
     """
     parser = argparse.ArgumentParser(
         prog=name,
@@ -56,7 +61,7 @@ def main(
         uvloop.run(_until_stopped(serve, config))
     except StokerError as error:
         log.error("service.failed", reason=error.reason, error=error.message)
-        sys.exit(1)
+        sys.exit(EXIT_STAY_DOWN if error.reason in _STAY_DOWN else 1)
 
 
 async def _until_stopped(serve: Callable[[C, asyncio.Event], Awaitable[None]], config: C) -> None:
