@@ -13,7 +13,7 @@ from functools import partial
 
 from stoker.bench.replicas import Cache, Clock, Engine, Hardware, Job, Machine, Outcome
 from stoker.bench.sites import Announcements, Delays, Digester, Reporter, RouterSite
-from stoker.router.core import Replica, Request, RoutingConfig
+from stoker.router.core import Dispatched, Replica, Request, RoutingConfig
 
 __all__ = ["Delays", "Hardware", "Job", "Outcome", "pooled_hit_rate", "replay"]
 
@@ -63,7 +63,7 @@ def replay(
         site = next(turns)
         request = Request(job.keys, job.prompt_tokens, hardware.block_size, job.output_tokens)
         decision = site.route(request, clock.now)
-        announcements.tell(site, site.fleet.announcement(request, decision, clock.now))
+        announcements.tell(site, Dispatched.of(request, decision))
         flight = site.fleet.dispatch(request, decision, clock.now)
         outcome.over_bound += decision.over_bound
         outcome.predicted_blocks += decision.cached_tokens / hardware.block_size

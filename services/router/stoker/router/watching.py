@@ -103,9 +103,8 @@ class Watching:
 class Announcing:
     """Tells the other routers of each dispatch, so that they send the same prefix to the same place meanwhile."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self._announcer: DispatchAnnouncer | None = None
-        self._clock = clock
 
     async def start(self, registries: tuple[str, ...], router_id: str) -> None:
         """Begin to tell."""
@@ -122,7 +121,7 @@ class Announcing:
         if self._announcer is None:
             return
         plan, target = decided.plan, decided.target
-        told = plan.pool.fleet.announcement(plan.request, decided.decision, self._clock())
+        told = core.Dispatched.of(plan.request, decided.decision)
         self._announcer.announce(target.id, target.record.epoch, told.keys, told.prefill_tokens, told.kv_tokens)
 
 

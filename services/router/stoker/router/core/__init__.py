@@ -12,7 +12,7 @@ How a router uses it (all times are its own monotonic seconds):
     request = Request(keys, prompt_tokens, block_size, …)
     decision = decide(request, fleet, now, rng, policy="stoker", explain=False)   # raises Unavailable
     flight = fleet.dispatch(request, decision, now)     # replica=… for one of decision.fallbacks
-    told = fleet.announcement(request, decision, now)   # for the other routers, which note it by
+    told = Dispatched.of(request, decision)             # for the other routers, which note it by
     fleet.overhear(told, at, now)                       # at: when it was dispatched, by the own clock
     fleet.first_token(flight, now); fleet.release(flight, now)    # release on every path; both idempotent
     fleet.observe(replica, Outcome.OK | FAULT | CALLER, now)      # passive health

@@ -44,6 +44,7 @@ def decide(
         over_bound=not opened,
         fallbacks=tuple(view.replica for view in rest),
         candidates=_explained(views, fleet, now) if explain else (),
+        shown_tokens=best.exact if best.trust == 1.0 else 0,
     )
 
 

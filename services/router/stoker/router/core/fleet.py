@@ -137,14 +137,6 @@ class Fleet:
         kv = self.config.kv_weight * (request.prompt_tokens + request.output_tokens)
         return self.load.dispatch(target, prefill, kv, now)
 
-    def announcement(self, request: Request, decision: Decision, now: float, *, replica: str = "") -> Dispatched:
-        """What the other routers need to know of a dispatch. Changes nothing."""
-        target = replica or decision.replica
-        prefill = decision.prefill_tokens if target == decision.replica else request.prompt_tokens
-        # Others see the digest too, unless it is in doubt: what it shows need not be told.
-        known = self.index.depth(target, request.keys) if self.index.trust(target, now) == 1.0 else 0
-        return Dispatched(target, request.keys[known:], prefill, request.prompt_tokens + request.output_tokens)
-
     def overhear(self, told: Dispatched, at: float, now: float) -> None:
         """Note what another router dispatched at `at` (own monotonic seconds). Needs no release.
 

@@ -142,17 +142,6 @@ class BlockIndex:
                 depths = {replica: (*found, found[-1]) for replica, found in depths.items()}
         return depths
 
-    def depth(self, replica: str, keys: Sequence[int]) -> int:
-        """Return how many leading blocks of `keys` a replica holds, in whatever tier."""
-        slot = self._slots.get(replica)
-        if slot is None:
-            return 0
-        bit, union = slot.bit, [blocks.get for blocks in self._tiers if blocks]
-        for depth, key in enumerate(keys):
-            if not any(held(key, 0) & bit for held in union):
-                return depth
-        return len(keys)
-
     def _walk(self, keys: Sequence[int], union: list[dict[int, int]]) -> Iterable[tuple[str, int]]:
         alive = self._live
         owners = self._owners

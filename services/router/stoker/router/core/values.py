@@ -103,7 +103,8 @@ class Decision(NamedTuple):
     """Where a request goes, why, and where to next if that fails before the first token.
 
     `cached_tokens` is the predicted hit; `prefill_tokens` what is left to compute. `over_bound` is set
-    when no replica was open and the least loaded took it. `candidates` lists every replica considered when
+    when no replica was open and the least loaded took it. `shown_tokens` is the part of the prompt that the
+    replica's digest shows, 0 for a digest in doubt. `candidates` lists every replica considered when
     the decision was asked to explain itself, and is empty otherwise.
     """
 
@@ -114,6 +115,7 @@ class Decision(NamedTuple):
     over_bound: bool
     fallbacks: tuple[str, ...]
     candidates: tuple[Candidate, ...] = ()
+    shown_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,16 @@ class Dispatched:
     keys: Sequence[int]
     prefill_tokens: int
     kv_tokens: int
+
+    @classmethod
+    def of(cls, request: Request, decision: Decision) -> Dispatched:
+        """What the other routers need to know of a request that goes where a decision says."""
+        return cls(
+            replica=decision.replica,
+            keys=request.keys[decision.shown_tokens // request.block_size :],
+            prefill_tokens=decision.prefill_tokens,
+            kv_tokens=request.prompt_tokens + request.output_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
