@@ -6,12 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from stoker.bench import latency, routing
 from stoker.bench.stats import RunFigures
 from stoker.cli.addresses import Addresses
 from stoker.cli.demo import bench_of, cells
@@ -23,6 +22,9 @@ from stoker.common.errors import Conflict, InvalidRequest, StokerError
 from stoker.local.deployment import LocalDeployment, has_gpu
 from stoker.local.plan import StackSpec
 from stoker.local.state import Home
+
+if TYPE_CHECKING:
+    from stoker.bench import latency, routing
 
 app = typer.Typer(help="Measure; each run starts a stack of its own unless told otherwise.", no_args_is_help=True)
 
@@ -77,6 +79,8 @@ def bench_routing(
 
     Hit rates are the engines' own prefix-cache counters. No run shares a KV block with another.
     """
+    from stoker.bench import routing  # slow to import: aiohttp
+
     out = Output(output)
     policies = list(dict.fromkeys(p.value for p in policy or list(Policy)))
     spec = StackSpec(engine.value, nodes=replicas, routers=routers, fixed_ports=False, policy_header=True)
@@ -126,6 +130,8 @@ def bench_latency(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Measure what the router adds at one client: the engine directly and through the router, in turns."""
+    from stoker.bench import latency, routing
+
     out = Output(output)
     spec = StackSpec(engine.value, nodes=1, fixed_ports=False)
     # A quick engine: its own time is the noise in which the router's must be seen.
@@ -160,6 +166,8 @@ def _table(results: list[RunFigures]) -> Table:
 
 
 async def _on_running(name: str) -> routing.Bench:
+    from stoker.bench import routing
+
     addresses = Addresses.find()
     if addresses.local is None:
         raise InvalidRequest.field("--stack", "no local stack runs; start one with `stoker up`, or leave --stack out")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from stoker.bench import routing
 from stoker.bench.stats import RunFigures
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
@@ -17,6 +16,9 @@ from stoker.cli.serving import EngineChoice, Serving, temporary
 from stoker.local.deployment import LocalDeployment, has_gpu
 from stoker.local.plan import StackSpec
 from stoker.local.state import Home
+
+if TYPE_CHECKING:
+    from stoker.bench import routing
 
 POLICIES = ("stoker", "round_robin")
 _DEMO_SIM_SPEED = 10.0
@@ -60,6 +62,8 @@ def demo(
 
 def bench_of(serving: Serving, *, api: routing.Api, requests: int = 0, clients: int = 6) -> routing.Bench:
     """A bench on a stack that was just started."""
+    from stoker.bench import routing  # slow to import: aiohttp
+
     return routing.Bench(
         model=serving.deployment.name,
         routers=serving.state.endpoints.router,
@@ -72,6 +76,8 @@ def bench_of(serving: Serving, *, api: routing.Api, requests: int = 0, clients: 
 
 
 async def _drive(bench: routing.Bench, seed: int, say: routing.Say) -> dict[str, list[RunFigures]]:
+    from stoker.bench import routing
+
     await routing.wait_routed(bench, say)
     await routing.warm_up(bench, seed=seed, say=say)
     return {

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.api.common.v1 import common_pb2
-from stoker.local import model
 from stoker.local.plan import EngineKind
 
 TINY = "tiny"
@@ -43,6 +42,8 @@ class LocalDeployment:
 
     def spec(self, model_dir: Path | None = None) -> common_pb2.DeploymentSpec:
         """The specification; `model_dir` is where the tiny model lies. Builds it there if needed."""
+        from stoker.local import model  # numpy: not for every verb
+
         path = self.model or str(model.cached() if model_dir is None else model.build(model_dir))
         args: list[str] = []
         if self.engine == "vllm":
