@@ -94,22 +94,23 @@ def bench_routing(
         async with temporary(spec, deployment, Home.default().path / "bench", say) as serving:
             yield bench_of(serving, api=api.value, requests=requests, clients=clients)
 
-    async def work() -> list[RunFigures]:
+    async def work() -> tuple[routing.Bench, list[RunFigures]]:
         with out.progress() as progress:
             async with prepared(progress.say) as bench:
                 await routing.wait_routed(bench, progress.say)
                 await routing.warm_up(bench, seed=seed, say=progress.say)
-                return await routing.measure(
+                figures = await routing.measure(
                     bench, workload.value, policies, seed=seed, rounds=rounds, say=progress.say
                 )
+                return bench, figures
 
-    results = run(work())
+    measured, results = run(work())
     about = {
         "engine": "running stack" if stack else engine.value,
-        "replicas": replicas,
+        "replicas": len(measured.engines),
         "workload": workload.value,
         "api": api.value,
-        "routers": routers,
+        "routers": len(measured.routers),
         "clients": clients,
         "rounds": rounds,
         "seed": seed,

@@ -54,7 +54,9 @@ def up(
         return
     deployment = LocalDeployment(engine.value, replicas, model, on_gpu=has_gpu())
     node_count = nodes or replicas
-    spec = StackSpec(engine.value, nodes=node_count, slots=-(-replicas // node_count), routers=routers)
+    slots = -(-replicas // node_count)
+    # `bench routing --stack` compares policies on this stack.
+    spec = StackSpec(engine.value, nodes=node_count, slots=slots, routers=routers, policy_header=True)
 
     async def work() -> None:
         with out.progress() as progress:

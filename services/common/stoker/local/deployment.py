@@ -44,7 +44,11 @@ class LocalDeployment:
         """The specification; `model_dir` is where the tiny model lies. Builds it there if needed."""
         from stoker.local import model  # numpy: not for every verb
 
-        path = self.model or str(model.cached() if model_dir is None else model.build(model_dir))
+        if self.model:
+            # A directory is told to agents that may run elsewhere; a hub id is left as it is.
+            path = str(Path(self.model).resolve()) if Path(self.model).is_dir() else self.model
+        else:
+            path = str(model.cached() if model_dir is None else model.build(model_dir))
         args: list[str] = []
         if self.engine == "vllm":
             args += self._vllm_args()
