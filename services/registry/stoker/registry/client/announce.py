@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +13,7 @@ from stoker.api.registry.v1 import registry_pb2, registry_pb2_grpc
 from stoker.common import rpc
 from stoker.common.backoff import Backoff
 from stoker.common.blocks import pack_keys
-from stoker.common.errors import InvalidRequest, Unavailable
+from stoker.common.errors import InvalidRequest
 from stoker.registry.core import rendezvous
 from stoker.registry.core.dispatches import MAX_DISPATCHES, MAX_KEYS, QUEUE_BYTES, DropOldest, aged_ms
 
@@ -22,6 +21,9 @@ log = structlog.get_logger(__name__)
 
 _ADMISSION_S = 3.0
 _WRITE_S = 3.0
+_LASTING_S = 5.0
+# All who lost a registry go to others: not in step.
+_SPREAD_S = 0.05
 # After this the load is in reports and the digest shows the blocks, or soon will.
 _WORTHLESS_S = 2.0
 _BATCH_BYTES = 512 * 1024
@@ -102,25 +104,40 @@ class DispatchAnnouncer:
         await self.close()
 
     async def _run(self) -> None:
-        attempt = 0
+        loop = asyncio.get_running_loop()
+        place = failures = 0
         while True:
-            endpoint = self._endpoints[attempt % len(self._endpoints)]
-            try:
-                async with rpc.channel(endpoint) as channel:
-                    await self._stream(endpoint, channel)
-                because = "the stream ended"
-            except grpc.aio.AioRpcError as error:
-                because = rpc.error_from(error).message
-            except (TimeoutError, asyncio.InvalidStateError, Unavailable) as error:
-                because = str(error) or "it takes nothing"
+            endpoint, started = self._endpoints[place], loop.time()
+            because = await self._try(endpoint)
             if self.connected.is_set():
                 self.connected.clear()
-                attempt = 0
                 log.warning("announce.lost", endpoint=endpoint, because=because)
-            attempt += 1
-            rounds, rest = divmod(attempt, len(self._endpoints))
-            if not rest:
-                await asyncio.sleep(self._backoff.delay_s(rounds - 1, self._rng))
+            if loop.time() - started > _LASTING_S:
+                # It served: begin anew, but not with the one that was just lost.
+                place, failures = (0 if place else 1), 0
+            else:
+                place, failures = place + 1, failures + 1
+            place %= len(self._endpoints)
+            rounds, rest = divmod(failures, len(self._endpoints))
+            spread_s = _SPREAD_S * self._rng.random()
+            await asyncio.sleep(spread_s if rest or not rounds else self._backoff.delay_s(rounds - 1, self._rng))
+
+    async def _try(self, endpoint: str) -> str:
+        """Announce to one registry for as long as it goes; returns why it ended."""
+        try:
+            async with rpc.channel(endpoint) as channel:
+                await self._stream(endpoint, channel)
+        except grpc.aio.AioRpcError as error:
+            return rpc.error_from(error).message
+        except (TimeoutError, asyncio.InvalidStateError) as error:
+            return str(error) or "it takes nothing"
+        except asyncio.CancelledError:
+            # gRPC raises this, too, for a call that the other side has cancelled.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return "it cancelled the stream"
+        return "it ended the stream"
 
     async def _stream(self, endpoint: str, channel: grpc.aio.Channel) -> None:
         stub: registry_pb2_grpc.RegistryServiceAsyncStub = registry_pb2_grpc.RegistryServiceStub(channel)
@@ -176,6 +193,4 @@ class DispatchAnnouncer:
 
 
 async def _outcome(call: _Call) -> None:
-    # A call cancelled under us must not cancel the task that looks for the next registry.
-    with contextlib.suppress(asyncio.CancelledError):
-        await call
+    await call
