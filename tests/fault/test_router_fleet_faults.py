@@ -112,12 +112,12 @@ async def test_digests_still_steer_after_the_registry_was_killed(tmp_path: Path,
         served = await by_grpc(fleet, text(prompt))
         home = served[0].started.replica_id
         target = fleet.router.view.targets[home]
-        await eventually(lambda: target.digest.count > 0, "the digest is told")
+        await eventually(lambda: target.known_blocks > 0, "the digest is told")
         fleet.registries[0].kill()
         fleet.registries[0].start()
         view = fleet.router.view
         await eventually(lambda: not any(source.connected for source in view.sources.values()), "it was lost", 10)
-        assert target.digest.count > 0, "nothing is cleared and then refilled"
+        assert target.known_blocks > 0, "nothing is cleared and then refilled"
         await eventually(lambda: any(source.connected for source in view.sources.values()), "it is back", 30)
         pool = view.pools["tiny"]
 

@@ -63,7 +63,7 @@ async def test_generate_streams_and_says_who_serves_why_and_what_was_cached(flee
         home = started.replica_id
 
         target = fleet.router.view.targets[home]
-        await eventually(lambda: target.digest.count > 0, "the agent's digest of what was served")
+        await eventually(lambda: target.known_blocks > 0, "the agent's digest of what was served")
         again = await generate(stub, text(prompt + "And water.", request_id="again"))
         assert again[0].started.replica_id == home
         assert again[0].started.reason == "exact"

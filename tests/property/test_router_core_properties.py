@@ -123,17 +123,17 @@ def test_snapshot_and_deltas_are_set_algebra(
 ) -> None:
     index = BlockIndex()
     model: dict[str, dict[Tier, set[int]]] = {}
-    sequences = dict.fromkeys(start, 1)
+    sequences = {(replica, tier): 1 for replica in start for tier in Tier}
     for replica, keys in start.items():
-        index.snapshot(replica, Snapshot(1, 1, {Tier.GPU: list(keys)}), 0.0)
+        index.snapshot(replica, Snapshot(1, 1, {Tier.GPU: list(keys), Tier.CPU: [], Tier.STORAGE: []}), 0.0)
         model[replica] = {tier: set(keys) if tier is Tier.GPU else set() for tier in Tier}
     for replica, stored, removed, tier in steps:
         if replica not in model:
             assert index.delta(replica, Delta(1, 2, {}, {}), 0.0) is Sync.RESYNC
             continue
         held = model[replica][tier] = (model[replica][tier] - removed) | stored
-        sequences[replica] += 1
-        message = Delta(1, sequences[replica], {tier: list(stored)}, {tier: list(removed)}, {tier: xor_digest(held)})
+        step = sequences[replica, tier] = sequences[replica, tier] + 1
+        message = Delta(1, step, {tier: list(stored)}, {tier: list(removed)}, {tier: xor_digest(held)})
         assert index.delta(replica, message, 0.0) is Sync.APPLIED
     found = index.depths(list(range(1, 41)))
     for replica, tiers in model.items():

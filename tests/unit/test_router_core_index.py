@@ -90,9 +90,11 @@ def test_trust_falls_smoothly_with_silence() -> None:
     assert index.trust("a", 0.0) == 0.0
     index.snapshot("a", snapshot(KEYS), 0.0)
     assert [index.trust("a", now) for now in (10.0, 15.0, 20.0, 1e9)] == [1.0, 0.5, 0.0, 0.0]
-    assert index.heartbeat("a", 1, 1, 100.0) is Sync.APPLIED
+    index.vouch("a", 100.0)
     assert index.trust("a", 100.0) == 1.0
-    assert index.heartbeat("a", 1, 2, 101.0) is Sync.RESYNC
+    assert index.delta("a", delta(3), 101.0) is Sync.RESYNC
+    index.vouch("a", 200.0)
+    assert index.trust("a", 200.0) == 0.0, "nobody can vouch for a set with a step missing"
 
 
 def test_tiers_are_told_apart_and_continue_each_other() -> None:
@@ -100,6 +102,57 @@ def test_tiers_are_told_apart_and_continue_each_other() -> None:
     index.snapshot("a", Snapshot(1, 1, {Tier.GPU: [101], Tier.CPU: [101, 102], Tier.STORAGE: [103]}), 0.0)
     index.snapshot("b", snapshot([101, 102], tier=Tier.STORAGE), 0.0)
     assert index.depths(KEYS) == {"a": (1, 2, 3), "b": (0, 0, 2)}
+
+
+def test_a_snapshot_of_one_tier_leaves_the_others_as_they_are() -> None:
+    index = BlockIndex()
+    index.snapshot("a", snapshot([101, 102], sequence=7), 0.0)
+    index.snapshot("a", snapshot([103], sequence=3, tier=Tier.CPU), 0.0)
+    assert index.depths(KEYS) == {"a": (2, 3, 3)}
+    step = Delta(1, 8, {Tier.GPU: [104]}, {Tier.GPU: []}, {Tier.GPU: xor_digest([101, 102, 104])})
+    assert index.delta("a", step, 0.1) is Sync.APPLIED
+    assert index.snapshot("a", snapshot([103, 105], sequence=4, tier=Tier.CPU), 0.2) is Sync.APPLIED
+    assert index.depths(KEYS) == {"a": (2, 4, 4)}
+    assert index.count("a") == 5
+
+
+def test_each_tier_counts_its_own_steps() -> None:
+    index = BlockIndex()
+    index.snapshot("a", snapshot([101], sequence=7), 0.0)
+    index.snapshot("a", snapshot([102], sequence=3, tier=Tier.CPU), 0.0)
+    lost = Delta(1, 5, {Tier.CPU: [103]}, {})
+    assert index.delta("a", lost, 37.5) is Sync.RESYNC
+    assert index.delta("a", delta(8, stored=[104]), 37.5) is Sync.APPLIED
+    assert index.trust("a", 37.5) == 0.5, "the tier with a step missing ages, whatever the other does"
+    assert index.snapshot("a", snapshot([102, 103], sequence=5, tier=Tier.CPU), 38.0) is Sync.APPLIED
+    assert index.trust("a", 38.0) == 1.0
+
+
+def test_a_new_life_told_in_one_tier_drops_the_old_one_in_all() -> None:
+    index = BlockIndex()
+    index.snapshot("a", Snapshot(1, 1, {Tier.GPU: [101], Tier.CPU: [102]}), 0.0)
+    index.snapshot("a", snapshot([101], epoch=2), 0.1)
+    assert index.depths(KEYS) == {"a": (1, 1, 1)}
+    assert index.delta("a", Delta(1, 2, {Tier.CPU: [102]}, {}), 0.2) is Sync.STALE
+    assert index.delta("a", Delta(2, 1, {Tier.CPU: [102]}, {}), 0.3) is Sync.RESYNC
+
+
+def test_a_count_that_begins_anew_within_a_life_is_followed() -> None:
+    index = BlockIndex()
+    index.snapshot("a", snapshot(KEYS, sequence=50), 0.0)
+    assert index.snapshot("a", snapshot([101], sequence=2), 0.1) is Sync.APPLIED
+    assert index.delta("a", delta(3, stored=[102]), 0.2) is Sync.APPLIED
+    assert depth(index, "a") == 2
+
+
+def test_replicas_with_many_lives_in_one_tier_are_not_confused_across_tiers() -> None:
+    index = BlockIndex()
+    for number, replica in enumerate("abc"):
+        for sequence in range(number + 1):
+            index.snapshot(replica, snapshot([101], sequence=sequence), 0.0)
+    for replica, keys in (("c", [102, 103]), ("a", [102])):
+        index.snapshot(replica, snapshot(keys, tier=Tier.CPU), 0.0)
+    assert index.depths(KEYS) == {"a": (1, 2, 2), "b": (1, 1, 1), "c": (1, 3, 3)}
 
 
 def test_forgetting_gives_memory_back_without_touching_others() -> None:

@@ -19,15 +19,24 @@ def view_of(*replicas: records_pb2.Replica) -> View:
     return view
 
 
+GPU, CPU = common_pb2.TIER_GPU, common_pb2.TIER_CPU
+
+
 def snapshot(
-    replica_id: str, keys: list[int], *, epoch: int = 1, sequence: int = 5, xor: int | None = None
+    replica_id: str,
+    keys: list[int],
+    *,
+    epoch: int = 1,
+    sequence: int = 5,
+    xor: int | None = None,
+    tier: common_pb2.Tier.ValueType = GPU,
 ) -> registry_pb2.DigestUpdate:
     return registry_pb2.DigestUpdate(
         replica_id=replica_id,
         epoch=epoch,
         sequence=sequence,
         snapshot=True,
-        tier=common_pb2.TIER_GPU,
+        tier=tier,
         added=pack_keys(keys),
         xor_digest=xor_digest(keys) if xor is None else xor,
         count=len(keys),
@@ -35,10 +44,16 @@ def snapshot(
 
 
 def delta(
-    replica_id: str, added: list[int], removed: list[int], xor: int, count: int, sequence: int = 6
+    replica_id: str,
+    added: list[int],
+    removed: list[int],
+    xor: int,
+    count: int,
+    sequence: int = 6,
+    tier: common_pb2.Tier.ValueType = GPU,
 ) -> registry_pb2.DigestUpdate:
     return registry_pb2.DigestUpdate(
-        replica_id=replica_id, epoch=1, sequence=sequence, tier=common_pb2.TIER_GPU,
+        replica_id=replica_id, epoch=1, sequence=sequence, tier=tier,
         added=pack_keys(added), removed=pack_keys(removed), xor_digest=xor, count=count,
     )  # fmt: skip
 
@@ -74,7 +89,28 @@ def test_digest_snapshot_then_deltas() -> None:
     assert held(view, "a", [1, 2, 3]) == 2
     assert view.digest(delta("a", [3], [2], 1 ^ 3, 2), 0.0) is core.Sync.APPLIED
     assert held(view, "a", [1, 2]) == 1
-    assert view.targets["a"].digest.count == 2
+    assert view.targets["a"].known_blocks == 2
+
+
+def test_tiers_are_told_apart_each_with_its_own_sequence() -> None:
+    view = view_of(replica("a", "http://a"))
+    view.digest(snapshot("a", [1, 2], sequence=700), 0.0)
+    assert view.digest(delta("a", [3], [], 1 ^ 2 ^ 3, 3, sequence=701), 0.0) is core.Sync.APPLIED
+    assert view.digest(snapshot("a", [4], sequence=1, tier=CPU), 0.0) is core.Sync.APPLIED
+    assert held(view, "a", [1, 2, 3, 4]) == 4, "a tier's first snapshot leaves the others as they are"
+    assert view.digest(delta("a", [5], [], 4 ^ 5, 2, sequence=2, tier=CPU), 0.0) is core.Sync.APPLIED
+    assert view.digest(delta("a", [], [3], 1 ^ 2, 2, sequence=702), 0.0) is core.Sync.APPLIED
+    assert held(view, "a", [1, 2, 3]) == 2
+    assert view.digest(snapshot("a", [1, 2, 3], sequence=702), 0.0) is core.Sync.APPLIED
+    assert held(view, "a", [1, 2, 3, 4, 5]) == 5
+    assert view.targets["a"].known_blocks == 5
+
+
+def test_a_step_missing_in_any_tier_is_noticed() -> None:
+    view = view_of(replica("a", "http://a"))
+    view.digest(snapshot("a", [1], sequence=5), 0.0)
+    assert view.digest(delta("a", [2], [], 1 ^ 2, 2, sequence=7), 0.0) is core.Sync.RESYNC
+    assert view.digest(delta("a", [9], [], 9, 1, sequence=1, tier=CPU), 0.0) is core.Sync.RESYNC
 
 
 def test_a_digest_that_comes_before_its_replica_is_ready_is_kept() -> None:

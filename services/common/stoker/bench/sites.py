@@ -108,8 +108,7 @@ class Digester:
             delta = Delta(1, self._sequence, {Tier.GPU: stored}, {Tier.GPU: removed}, {Tier.GPU: self._digest})
             self._clock.after(self._delays.digest_s, lambda: self._deliver(delta))
         else:
-            sequence = self._sequence
-            self._clock.after(self._delays.digest_s, lambda: self._beat(sequence))
+            self._clock.after(self._delays.digest_s, self._beat)
         self._clock.after(self._delays.digest_every_s, self.tick)
 
     def _deliver(self, delta: Delta) -> None:
@@ -117,9 +116,9 @@ class Digester:
             result = site.fleet.delta(self._engine.name, delta, self._clock.now)
             assert result is Sync.APPLIED, result  # noqa: S101
 
-    def _beat(self, sequence: int) -> None:
+    def _beat(self) -> None:
         for site in self._sites:
-            site.fleet.index.heartbeat(self._engine.name, 1, sequence, self._clock.now)
+            site.fleet.index.vouch(self._engine.name, self._clock.now)
 
 
 class Reporter:

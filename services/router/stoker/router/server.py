@@ -108,7 +108,7 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
             health=self._health(target),
             in_flight=target.in_flight,
             load_tokens=int(fleet.load.load(target.id)) if known and fleet is not None else None,
-            known_blocks=target.digest.count,
+            known_blocks=target.known_blocks,
             digest_credit=trust,
             parity=target.refused or target.parity,
         )

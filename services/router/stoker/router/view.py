@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -41,27 +41,6 @@ _EARLY_UPDATES = 1024
 _EARLY_REPLICAS = 4096
 
 
-@dataclass(slots=True)
-class _Digest:
-    """Where a replica's digest stands.
-
-    Registries number each tier's updates apart; the core has one number per replica, so they are renumbered.
-    `snapshots` are the tiers' last snapshots while no delta followed: together they are one whole snapshot.
-    """
-
-    epoch: int = 0
-    sequence: int = 0
-    counts: dict[core.Tier, int] = field(default_factory=dict)
-    """Keys by tier."""
-    whole: set[core.Tier] = field(default_factory=set)
-    snapshots: dict[core.Tier, tuple[Sequence[int], int]] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        """Keys in all tiers."""
-        return sum(self.counts.values())
-
-
 @dataclass(slots=True, eq=False)
 class Target:
     """A replica, as announced and as this router found it."""
@@ -76,7 +55,6 @@ class Target:
     prefill_rate: float = 10_000.0
     load_tokens: float | None = None
     """As last reported; None while unknown."""
-    digest: _Digest = field(default_factory=_Digest)
 
     @property
     def id(self) -> str:
@@ -87,6 +65,11 @@ class Target:
     def url(self) -> str:
         """Base URL of its engine, without a trailing slash."""
         return self.record.engine.http_url.rstrip("/")
+
+    @property
+    def known_blocks(self) -> int:
+        """KV blocks that its digest shows, all tiers together."""
+        return self.pool.fleet.index.count(self.id) if self.pool is not None else 0
 
     @property
     def ready(self) -> bool:
@@ -285,8 +268,9 @@ class View:
             fleet = target.pool.fleet
             fleet.health.forget(target.id)
             fleet.speculation.forget(target.id)
+            told = fleet.index.epoch(target.id)
             # Its digest may have come before its record.
-            if target.digest.epoch < target.record.epoch:
+            if told is not None and told < target.record.epoch:
                 fleet.index.forget(target.id)
 
     def _remove(self, replica_id: str, touched: set[Pool]) -> None:
@@ -331,25 +315,11 @@ class View:
         except InvalidRequest as error:
             log.warning("view.digest_unreadable", replica=target.id, error=error.message)
             return core.Sync.RESYNC
-        digest, fleet = target.digest, target.pool.fleet
-        if update.epoch < digest.epoch:
-            return core.Sync.STALE
+        fleet, sums = target.pool.fleet, {tier: update.xor_digest}
         if update.snapshot:
-            if update.epoch > digest.epoch:
-                target.digest = digest = _Digest(update.epoch, digest.sequence)
-            digest.counts[tier] = len(added)
-            digest.snapshots[tier] = (added, update.xor_digest)
-            digest.whole = set(digest.snapshots)
-            digest.sequence += 1
-            keys = {of: held for of, (held, _) in digest.snapshots.items()}
-            sums = {of: xor for of, (_, xor) in digest.snapshots.items()}
-            return fleet.snapshot(target.id, core.Snapshot(update.epoch, digest.sequence, keys, sums), now)
-        digest.snapshots = {}
-        digest.counts[tier] = update.count
-        digest.sequence += 1
-        sums = {tier: update.xor_digest} if tier in digest.whole else {}
-        delta = core.Delta(update.epoch, digest.sequence, {tier: added}, {tier: removed}, sums)
-        return fleet.delta(target.id, delta, now)
+            return fleet.snapshot(target.id, core.Snapshot(update.epoch, update.sequence, {tier: added}, sums), now)
+        step = core.Delta(update.epoch, update.sequence, {tier: added}, {tier: removed}, sums)
+        return fleet.delta(target.id, step, now)
 
     def _keep_early(self, update: registry_pb2.DigestUpdate) -> None:
         """An engine's digest may be told before the engine is ready and has a model."""
@@ -390,8 +360,7 @@ class View:
         nodes = set(freshness.nodes)
         for target in self.targets.values():
             if target.record.node_id in nodes and target.pool is not None:
-                digest = target.digest
-                target.pool.fleet.index.heartbeat(target.id, digest.epoch, digest.sequence, now)
+                target.pool.fleet.index.vouch(target.id, now)
 
     # --- what this router finds out itself -----------------------------------------------------------------
 

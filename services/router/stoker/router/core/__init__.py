@@ -6,7 +6,7 @@ How a router uses it (all times are its own monotonic seconds):
     fleet.put(Replica(id=…, block_size=…, …)); fleet.remove(id)
     fleet.snapshot(id, Snapshot(epoch, sequence, {Tier.GPU: keys}, {Tier.GPU: xor}), now) -> Sync
     fleet.delta(id, Delta(epoch, sequence, stored, removed, digests), now) -> Sync
-    fleet.index.heartbeat(id, epoch, sequence, now) -> Sync       # Sync.RESYNC: ask for a snapshot
+    fleet.index.vouch(id, now)                          # nothing changed; Sync.RESYNC: ask for a snapshot
     fleet.load.report(id, tokens, seen_at)              # queued prefill + kv_weight × active KV
     keys = blocks.block_keys(tokens, block_size, blocks.root_key(model, lora=…, cache_salt=…))
     request = Request(keys, prompt_tokens, block_size, …)

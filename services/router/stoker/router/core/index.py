@@ -1,124 +1,119 @@
-"""Which replica holds which KV block, for a whole pool.
-
-One dict per tier maps a block's key to a bitmask of slots; a slot is one life of one replica's digest. A
-snapshot fills a fresh slot and then takes the old one's place in one step, so no reader ever sees a cleared
-set; bits of abandoned slots are swept later, a bounded amount at a time.
-"""
+"""Which replica holds which KV block, in which tier, for a whole pool."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from stoker.router.core.tier import TierIndex
 from stoker.router.core.values import Delta, Snapshot, Sync, Tier
 
-_INTERN_LIMIT = 65_536
-
-
-@dataclass(slots=True)
-class _Slot:
-    """One life of a replica's digest."""
-
-    bit: int
-    epoch: int
-    sequence: int
-    heard_at: float
-    digests: list[int] = field(default_factory=lambda: [0] * len(Tier))
-    in_sync: bool = True
+_SEATED_LIMIT = 65_536
+_Lookup = Callable[[int, int], int]
 
 
 class BlockIndex:
     """The block digests of all replicas of a pool, by replica id.
 
-    Memory: about 120 bytes per distinct key and tier, plus 1 bit per replica that holds it.
+    Every tier of a replica is a series of its own, with its own sequence: the steps of one say nothing of the
+    others. Memory: about 120 bytes per distinct key and tier, plus 1 bit per replica that holds it.
     """
 
     def __init__(self, fresh_s: float = 15.0, stale_s: float = 60.0) -> None:
         self._fresh_s = fresh_s
         self._stale_s = stale_s
-        self._tiers: tuple[dict[int, int], ...] = tuple({} for _ in Tier)
-        self._slots: dict[str, _Slot] = {}
-        self._owners: dict[int, str] = {}  # bit → replica, live slots only
-        self._live = 0
-        self._dead = 0  # bits not yet swept
-        self._masks: dict[int, int] = {}  # one object per distinct mask
-        self._sweeping: list[tuple[dict[int, int], list[int]]] = []
-        self._swept_bits = 0
+        self._tiers = {tier: TierIndex() for tier in Tier}
+        self._gpu = self._tiers[Tier.GPU]
+        self._slower = [self._tiers[tier] for tier in Tier if tier is not Tier.GPU]
+        # A replica has another bit in each tier. Its seat is one bit that stands for it in all.
+        self._seats: dict[str, int] | None = None
+        self._sitters: dict[int, str] = {}
+        self._seated: dict[Tier, dict[int, int]] = {}
 
     def __len__(self) -> int:
-        return sum(len(blocks) for blocks in self._tiers)
+        return sum(len(index.blocks) for index in self._tiers.values())
 
     def snapshot(self, replica: str, message: Snapshot, now: float) -> Sync:
-        """Take a replica's whole set in place of what was held; RESYNC when its digest is wrong."""
-        old = self._slots.get(replica)
-        if old and old.in_sync and (message.epoch, message.sequence) < (old.epoch, old.sequence):
+        """Take whole tiers in place of what was held of them; RESYNC when a digest is wrong.
+
+        A newer epoch drops the tiers that are not told: they were another life's.
+        """
+        held = self.epoch(replica)
+        if held is not None and message.epoch < held:
             return Sync.STALE
-        slot = _Slot(self._free_bit(), message.epoch, message.sequence, now)
-        for tier, keys in message.keys.items():
-            self._store(slot, tier, keys)
-        if _differ(slot, message.digests):
-            self._dead |= slot.bit
-            return Sync.RESYNC
-        self.forget(replica)
-        self._slots[replica] = slot
-        self._owners[slot.bit] = replica
-        self._live |= slot.bit
-        self.sweep(4 * sum(len(keys) for keys in message.keys.values()) + 1024)
+        self._seats = None
+        for tier, keys in (message.keys or {Tier.GPU: ()}).items():
+            digest = message.digests.get(tier)
+            index = self._tiers[tier]
+            if index.snapshot(replica, message.epoch, message.sequence, keys, digest, now) is Sync.RESYNC:
+                return Sync.RESYNC
+        for index in self._tiers.values():
+            slot = index.slots.get(replica)
+            if slot is not None and slot.epoch < message.epoch:
+                index.forget(replica)
+        self.vouch(replica, now)
         return Sync.APPLIED
 
     def delta(self, replica: str, message: Delta, now: float) -> Sync:
-        """Apply one step; RESYNC when a step is missing, the epoch is another, or the digest is wrong."""
-        slot = self._slots.get(replica)
-        if slot is None or not slot.in_sync or message.epoch != slot.epoch:
-            older = slot is not None and message.epoch < slot.epoch
-            return Sync.STALE if older else Sync.RESYNC
-        if message.sequence <= slot.sequence:
+        """Apply one step of each tier told; RESYNC when a step is missing or the digest is wrong."""
+        held = self.epoch(replica)
+        if held is not None and message.epoch < held:
             return Sync.STALE
-        if message.sequence != slot.sequence + 1:
-            slot.in_sync = False
-            return Sync.RESYNC
-        for tier, keys in message.removed.items():
-            self._remove(slot, tier, keys)
-        for tier, keys in message.stored.items():
-            self._store(slot, tier, keys)
-        slot.sequence = message.sequence
-        slot.heard_at = now
-        if _differ(slot, message.digests):
-            # What is held cannot be told right from wrong: no credit until the snapshot is here.
-            slot.in_sync = False
-            slot.heard_at = float("-inf")
-            return Sync.RESYNC
+        results = {
+            self._tiers[tier].delta(
+                replica,
+                message.epoch,
+                message.sequence,
+                message.stored.get(tier, ()),
+                message.removed.get(tier, ()),
+                message.digests.get(tier),
+                now,
+            )
+            for tier in dict.fromkeys((*message.stored, *message.removed)) or (Tier.GPU,)
+        }
+        for result in (Sync.RESYNC, Sync.STALE):
+            if result in results:
+                return result
+        self.vouch(replica, now)
         return Sync.APPLIED
 
-    def heartbeat(self, replica: str, epoch: int, sequence: int, now: float) -> Sync:
-        """Note that the replica stands at this epoch and sequence; RESYNC when that is not what is held."""
-        slot = self._slots.get(replica)
-        if slot is None or not slot.in_sync or (epoch, sequence) > (slot.epoch, slot.sequence):
-            return Sync.RESYNC
-        if (epoch, sequence) < (slot.epoch, slot.sequence):
-            return Sync.STALE
-        slot.heard_at = now
-        return Sync.APPLIED
+    def vouch(self, replica: str, now: float) -> None:
+        """Whoever tells a replica's changes is heard: what is held of it is complete, where no step is missing."""
+        for index in self._tiers.values():
+            slot = index.slots.get(replica)
+            if slot is not None and slot.in_sync:
+                slot.heard_at = now
 
     def forget(self, replica: str) -> None:
         """Drop a replica's digest at once; its memory comes back by `sweep`."""
-        slot = self._slots.pop(replica, None)
-        if slot:
-            del self._owners[slot.bit]
-            self._live ^= slot.bit
-            self._dead |= slot.bit
+        self._seats = None
+        for index in self._tiers.values():
+            index.forget(replica)
+
+    def sweep(self, limit: int) -> bool:
+        """Clear what is abandoned from at most about `limit` entries a tier; True when none is left to clear."""
+        swept = [index.sweep(limit) for index in self._tiers.values()]
+        return all(swept)
 
     def epoch(self, replica: str) -> int | None:
         """Return the epoch of the digest held of a replica, None if none is."""
-        slot = self._slots.get(replica)
-        return slot.epoch if slot else None
+        slots = (index.slots.get(replica) for index in self._tiers.values())
+        return max((slot.epoch for slot in slots if slot is not None), default=None)
+
+    def count(self, replica: str) -> int:
+        """Return how many blocks a replica holds, copies in several tiers counted apart."""
+        slots = (index.slots.get(replica) for index in self._tiers.values())
+        return sum(slot.count for slot in slots if slot is not None)
 
     def trust(self, replica: str, now: float) -> float:
-        """Return the confidence in a replica's digest: 1 while fresh, falling with age to 0, 0 if none."""
-        slot = self._slots.get(replica)
-        if slot is None:
-            return 0.0
-        age = now - slot.heard_at
+        """Return the confidence in a replica's digest: 1 while fresh, falling with age to 0, 0 if none.
+
+        It is as good as its worst tier.
+        """
+        heard_at = min(
+            (index.slots[replica].heard_at for index in self._tiers.values() if replica in index.slots),
+            default=float("-inf"),
+        )
+        age = now - heard_at
         if age <= self._fresh_s:
             return 1.0
         return max(0.0, 1.0 - (age - self._fresh_s) / (self._stale_s - self._fresh_s))
@@ -128,108 +123,80 @@ class BlockIndex:
 
         Entry t counts the leading blocks held in tier t or a faster one, so entries never fall.
         """
-        if not self._tiers[Tier.CPU] and not self._tiers[Tier.STORAGE]:
-            return {replica: (depth,) * len(Tier) for replica, depth in self._walk(keys, [self._tiers[Tier.GPU]])}
+        gpu = self._gpu
+        if not any(index.blocks for index in self._slower):
+            found = _walk(keys, gpu.live, gpu.owners, [gpu.blocks.get])
+            return {replica: (depth,) * len(Tier) for replica, depth in found}
+        alive = self._seat()
         depths: dict[str, tuple[int, ...]] = {}
-        union: list[dict[int, int]] = []
-        for tier, blocks in enumerate(self._tiers):
-            if blocks:
-                union = [*union, blocks]
-                for replica, depth in self._walk(keys, union):
+        union: list[_Lookup] = []
+        for tier, index in self._tiers.items():
+            if index.blocks:
+                union = [*union, self._seats_of(tier)]
+                for replica, depth in _walk(keys, alive, self._sitters, union):
                     before = depths.get(replica, ())
                     depths[replica] = before + (0,) * (tier - len(before)) + (depth,)
-            elif tier and depths:
-                depths = {replica: (*found, found[-1]) for replica, found in depths.items()}
+            elif depths:
+                depths = {replica: (*before, before[-1]) for replica, before in depths.items()}
         return depths
 
-    def _walk(self, keys: Sequence[int], union: list[dict[int, int]]) -> Iterable[tuple[str, int]]:
-        alive = self._live
-        owners = self._owners
-        first, *rest = (blocks.get for blocks in union)
-        found: list[tuple[str, int]] = []
+    def depth(self, replica: str, keys: Sequence[int]) -> int:
+        """Return how many leading blocks of `keys` a replica holds, in whatever tier."""
+        union = [
+            (index.blocks.get, index.slots[replica].bit)
+            for index in self._tiers.values()
+            if replica in index.slots and index.blocks
+        ]
         for depth, key in enumerate(keys):
-            held = first(key, 0)
-            for more in rest:
-                held |= more(key, 0)
-            held &= alive
-            if held != alive:
-                if depth:
-                    found += [(owners[bit], depth) for bit in _bits(alive ^ held)]
-                alive = held
-                if not alive:
-                    return found
-        found += [(owners[bit], len(keys)) for bit in _bits(alive)] if keys else []
-        return found
+            if not any(held(key, 0) & bit for held, bit in union):
+                return depth
+        return len(keys) if union else 0
 
-    def _store(self, slot: _Slot, tier: Tier, keys: Iterable[int]) -> None:
-        blocks, bit, digest = self._tiers[tier], slot.bit, slot.digests[tier]
-        get, intern = blocks.get, self._masks
-        if len(intern) > _INTERN_LIMIT:
-            intern.clear()
-        for key in keys:
-            held = get(key, 0)
-            if not held & bit:
-                digest ^= key
-                if held:
-                    held |= bit
-                    blocks[key] = intern.setdefault(held, held)
-                else:
-                    blocks[key] = bit
-        slot.digests[tier] = digest
+    def _seat(self) -> int:
+        """Give every replica its seat; returns all seats together."""
+        if self._seats is None:
+            replicas = dict.fromkeys(replica for index in self._tiers.values() for replica in index.slots)
+            self._seats = {replica: 1 << number for number, replica in enumerate(replicas)}
+            self._sitters = {seat: replica for replica, seat in self._seats.items()}
+            self._seated = {tier: {} for tier in Tier}
+        return (1 << len(self._seats)) - 1
 
-    def _remove(self, slot: _Slot, tier: Tier, keys: Iterable[int]) -> None:
-        blocks, bit, digest = self._tiers[tier], slot.bit, slot.digests[tier]
-        intern = self._masks
-        for key in keys:
-            held = blocks.get(key, 0)
-            if held & bit:
-                digest ^= key
-                held ^= bit
-                if held:
-                    blocks[key] = intern.setdefault(held, held)
-                else:
-                    del blocks[key]
-        slot.digests[tier] = digest
+    def _seats_of(self, tier: Tier) -> _Lookup:
+        """The seats of those who hold a key in a tier; the same few masks recur, so they are translated once."""
+        index, seated, seats = self._tiers[tier], self._seated[tier], self._seats or {}
+        held_by, live, owners = index.blocks.get, index.live, index.owners
+        if len(seated) > _SEATED_LIMIT:
+            seated.clear()
 
-    def _free_bit(self) -> int:
-        used = self._live | self._dead | self._swept_bits
-        return ~used & (used + 1)
+        def lookup(key: int, default: int) -> int:
+            mask = held_by(key, default)
+            found = seated.get(mask)
+            if found is None:
+                found = seated[mask] = sum(seats[owners[bit]] for bit in _bits(mask & live))
+            return found
 
-    def sweep(self, limit: int) -> bool:
-        """Clear abandoned slots from at most about `limit` entries; True when none is left to clear."""
-        while limit > 0:
-            if not self._sweeping:
-                if not self._dead:
-                    return True
-                self._swept_bits, self._dead = self._dead, 0
-                self._sweeping = [(blocks, list(blocks)) for blocks in self._tiers if blocks]
-            limit = self._sweep_some(limit)
-            if not self._sweeping:
-                self._swept_bits = 0
-        return not (self._dead or self._swept_bits)
-
-    def _sweep_some(self, limit: int) -> int:
-        keep = ~self._swept_bits
-        while self._sweeping and limit > 0:
-            blocks, pending = self._sweeping[-1]
-            batch = pending[-limit:]
-            del pending[-limit:]
-            for key in batch:
-                held = blocks.get(key, 0)
-                left = held & keep
-                if left != held:
-                    if left:
-                        blocks[key] = self._masks.setdefault(left, left)
-                    else:
-                        del blocks[key]
-            limit -= len(batch)
-            if not pending:
-                self._sweeping.pop()
-        return limit
+        return lookup
 
 
-def _differ(slot: _Slot, digests: Mapping[Tier, int]) -> bool:
-    return any(slot.digests[tier] != want for tier, want in digests.items())
+def _walk(
+    keys: Sequence[int], alive: int, owners: Mapping[int, str], union: Sequence[_Lookup]
+) -> Iterable[tuple[str, int]]:
+    """How far each replica of `alive` gets along `keys`, by what the lookups of `union` say together."""
+    first, *rest = union
+    found: list[tuple[str, int]] = []
+    for depth, key in enumerate(keys):
+        held = first(key, 0)
+        for more in rest:
+            held |= more(key, 0)
+        held &= alive
+        if held != alive:
+            if depth:
+                found += [(owners[bit], depth) for bit in _bits(alive ^ held)]
+            alive = held
+            if not alive:
+                return found
+    found += [(owners[bit], len(keys)) for bit in _bits(alive)] if keys else []
+    return found
 
 
 def _bits(mask: int) -> Iterator[int]:

@@ -144,7 +144,10 @@ class Dispatched:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole set of a replica's blocks. `digests` are XORs of the keys per tier, checked when given."""
+    """The whole sets of a replica's blocks in some tiers; without any, an empty GPU tier.
+
+    Each tier counts its own sequence. `digests` are XORs of the keys per tier, checked when given.
+    """
 
     epoch: int
     sequence: int
@@ -154,7 +157,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What changed since `sequence − 1` of the same epoch. `digests` are those after the change."""
+    """What changed since `sequence − 1` of the same epoch and tiers. `digests` are those after the change."""
 
     epoch: int
     sequence: int
