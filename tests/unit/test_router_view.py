@@ -145,6 +145,17 @@ def test_a_new_epoch_voids_the_old_life_but_not_a_digest_that_came_first() -> No
     assert held(view, "a", [5]) == 0, "the engine that held it is gone"
 
 
+def test_what_a_replica_held_is_given_back_though_nothing_else_happens() -> None:
+    view = view_of(replica("a", "http://a"), replica("b", "http://b"))
+    index = view.pools["tiny"].fleet.index
+    view.digest(snapshot("a", list(range(1, 5_001))), 0.0)
+    view.digest(snapshot("b", [1, 2]), 0.0)
+    view.records(None, registry_pb2.Removals(replicas=["a"]), now=1.0)
+    for _ in range(10):
+        view.tidy(1_000)
+    assert len(index) == 2
+
+
 def test_silence_ages_a_digest_and_a_registry_that_vouches_keeps_it_fresh() -> None:
     view = view_of(replica("a", "http://a"))
     index = view.pools["tiny"].fleet.index

@@ -165,6 +165,7 @@ class RouterApp:
         log.info("router.ready", replicas=len(self.view.targets))
 
     def _housekeep(self) -> None:
+        self.view.tidy()
         self.router.confirmations.check(time.monotonic())
         metrics.IN_FLIGHT.set(self.router.in_flight)
         metrics.UNREACHABLE.set(sum(not target.reachable for target in self.view.targets.values()))

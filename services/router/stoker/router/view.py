@@ -362,6 +362,11 @@ class View:
             if target.record.node_id in nodes and target.pool is not None:
                 target.pool.fleet.index.vouch(target.id, now)
 
+    def tidy(self, limit: int = 50_000) -> None:
+        """Give back memory of digests that are no more, about `limit` blocks of each pool; call it every while."""
+        for pool in self.pools.values():
+            pool.fleet.index.sweep(limit)
+
     # --- what this router finds out itself -----------------------------------------------------------------
 
     def reached(self, target: Target, reachable: bool) -> None:
