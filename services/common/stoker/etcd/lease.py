@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
@@ -83,8 +82,7 @@ class _Stream:
 
     async def close(self) -> None:
         self.abandon()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
+        await asyncio.gather(self._reader, return_exceptions=True)
 
 
 class Renewals:
@@ -175,8 +173,7 @@ class Lease:
     async def stop(self) -> None:
         """Stop renewing; etcd lets the lease expire."""
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.gather(self._task, return_exceptions=True)
         self._on_stop(self)
 
     async def revoke(self) -> None:

@@ -246,8 +246,7 @@ class Watch:
                 reading = asyncio.ensure_future(call.read())
         finally:
             reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-                await reading
+            await asyncio.gather(reading, return_exceptions=True)
 
     async def _take(self, response: Any, held: list[Event]) -> list[Event]:
         """Deliver what one response completes; returns the events of a revision still incomplete."""

@@ -117,5 +117,4 @@ async def _hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
                     return
     finally:
         beating.cancel()
-        with contextlib.suppress(asyncio.CancelledError, OSError):
-            await beating
+        await asyncio.gather(beating, return_exceptions=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Callable
 
@@ -74,8 +73,7 @@ class Leadership:
         """Stop trying, and step down where it leads; never raises for a registry that does not answer."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         fence, lease_id = self._fence, self._lease_id
         self._drop("resigned")

@@ -158,8 +158,7 @@ class ReportSession:
         """End the stream. The node lives on until its lease ends."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     async def __aenter__(self) -> ReportSession:
