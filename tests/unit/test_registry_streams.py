@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from stoker.api.common.v1 import common_pb2
@@ -9,7 +11,7 @@ from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.blocks import pack_keys, unpack_keys
 from stoker.common.errors import InvalidRequest
 from stoker.registry.core import rendezvous, validation
-from stoker.registry.core.digests import DigestStore, Outcome
+from stoker.registry.core.digests import DigestStore, Outcome, Resyncs
 from stoker.registry.core.loads import LoadStore
 from stoker.registry.core.merge import Change, DigestMerge, FleetView, LoadMerge, Verdict
 from stoker.registry.core.outbox import Outbox
@@ -36,6 +38,31 @@ def test_a_delta_without_a_base_asks_for_one() -> None:
     assert store.apply(delta("chat-0", {1, 2}, 2, {2})) is Outcome.APPLIED
     assert store.apply(delta("chat-0", {2}, 3, set(), {1})) is Outcome.APPLIED
     assert held(store) == {2}
+
+
+def test_a_good_tier_does_not_hurry_the_snapshots_of_a_bad_one() -> None:
+    resyncs = Resyncs(Random(1))
+    storage = ("chat-0", common_pb2.TIER_STORAGE)
+    assert resyncs.wrong(storage, again=False) == 0.0
+    assert resyncs.wrong(storage, again=False) is None, "one question is enough"
+    delays = []
+    for _ in range(8):
+        resyncs.right(SERIES)  # an agent answers with all tiers
+        delay_s = resyncs.wrong(storage, again=True)
+        assert delay_s is not None
+        delays.append(delay_s)
+    assert delays[-1] > 10 * delays[0] > 0
+    resyncs.right(storage)
+    assert resyncs.wrong(storage, again=False) == 0.0
+    resyncs.forget("chat-0")
+    assert resyncs.wrong(storage, again=False) == 0.0
+
+
+def test_tiers_are_bounded_and_later_ones_pass() -> None:
+    update = snapshot("chat-0", {1}, 1)
+    for tier, fine in ((0, True), (9, True), (15, True), (16, False), (-1, False)):
+        update.tier = common_pb2.Tier.ValueType(tier)
+        assert (not list(validation.digest(update, Limits()))) is fine
 
 
 def test_a_gap_keeps_what_is_held_but_vouches_for_it_no_more() -> None:

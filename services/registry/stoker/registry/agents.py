@@ -11,13 +11,12 @@ import structlog
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import registry_pb2
-from stoker.common.backoff import Backoff
 from stoker.common.errors import InvalidRequest, Unavailable
 from stoker.etcd import EtcdError
 from stoker.registry import metrics
 from stoker.registry.config import RegistryConfig
 from stoker.registry.core import validation
-from stoker.registry.core.digests import Outcome
+from stoker.registry.core.digests import Outcome, Resyncs
 from stoker.registry.core.validation import Limits
 from stoker.registry.membership import Membership
 from stoker.registry.nodes import NodeStore
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from stoker.registry.hub import Hub
 
 log = structlog.get_logger(__name__)
-
-_RESYNC_AGAIN = Backoff(first_s=1.0, max_s=60.0)
 
 
 class AgentStream:
@@ -55,8 +52,7 @@ class AgentStream:
         self._admitted = False
         self._assignments_due = True
         self._resyncs: dict[str, None] = {}
-        self._resyncs_asked: dict[str, int] = {}
-        self._rng = rng
+        self._asked = Resyncs(rng)
         self._ack_due = False
         self._wake = asyncio.Event()
         self._error: Exception | None = None
@@ -157,6 +153,7 @@ class AgentStream:
                 validation.require(validation.replica_id("member_gone.replica_id", gone.replica_id))
                 membership.member_gone((gone.replica_id, gone.rank))
                 if gone.rank == 0:
+                    self._asked.forget(gone.replica_id)
                     self._hub.forget_replica(gone.replica_id)
             case "load":
                 for load in request.load.loads:
@@ -179,21 +176,15 @@ class AgentStream:
         self._require_ours("digest.replica_id", update.replica_id)
         if update.tier == common_pb2.TIER_UNSPECIFIED:
             update.tier = common_pb2.TIER_GPU
+        series = (update.replica_id, update.tier)
         match self._hub.take_digest(update):
             case Outcome.RESYNC:
-                self._resync(update.replica_id, again=update.snapshot)
+                delay_s = self._asked.wrong(series, again=update.snapshot)
+                if delay_s is not None:
+                    metrics.DIGEST_RESYNCS.inc()
+                    asyncio.get_running_loop().call_later(delay_s, self._ask, update.replica_id)
             case Outcome.APPLIED if update.snapshot:
-                self._resyncs_asked.pop(update.replica_id, None)
-
-    def _resync(self, replica_id: str, *, again: bool) -> None:
-        """Ask for a snapshot, once; asked again, ever more slowly, only if what came was no good either."""
-        asked = self._resyncs_asked.get(replica_id, 0)
-        if asked and not again:
-            return
-        self._resyncs_asked[replica_id] = asked + 1
-        metrics.DIGEST_RESYNCS.inc()
-        delay_s = _RESYNC_AGAIN.delay_s(asked - 1, self._rng) if asked else 0.0
-        asyncio.get_running_loop().call_later(delay_s, self._ask, replica_id)
+                self._asked.right(series)
 
     def _ask(self, replica_id: str) -> None:
         self._resyncs[replica_id] = None

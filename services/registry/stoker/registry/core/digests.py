@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
+from random import Random
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import registry_pb2
+from stoker.common.backoff import Backoff
 from stoker.common.blocks import pack_keys, unpack_keys, xor_digest
 
 Series = tuple[str, int]
@@ -138,3 +140,32 @@ class DigestStore:
     def keys_held(self) -> int:
         """Keys in all sets together."""
         return sum(len(held.keys) for held in self._held.values())
+
+
+class Resyncs:
+    """When to ask an agent for snapshots: once for a series, and ever more slowly if what comes is no good either.
+
+    Told by series, although an agent answers with all tiers of the replica: one good tier heals no other.
+    """
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._backoff = Backoff(first_s=1.0, max_s=60.0)
+        self._asked: dict[Series, int] = {}
+
+    def wrong(self, series: Series, *, again: bool) -> float | None:
+        """Seconds until to ask; None where that was done. `again`: what was wrong is the answer itself."""
+        asked = self._asked.get(series, 0)
+        if asked and not again:
+            return None
+        self._asked[series] = asked + 1
+        return self._backoff.delay_s(asked - 1, self._rng) if asked else 0.0
+
+    def right(self, series: Series) -> None:
+        """A good snapshot has come."""
+        self._asked.pop(series, None)
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone."""
+        for series in [series for series in self._asked if series[0] == replica_id]:
+            del self._asked[series]

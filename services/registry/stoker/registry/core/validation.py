@@ -18,6 +18,7 @@ _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ENDPOINT = re.compile(r"\S+:\d{1,5}")
 
 MAX_LAST_ERROR_BYTES = 4096
+_MAX_TIER = 15
 MAX_WRITES = 100
 """Assignments, or desired counts, in one call: etcd takes 128 operations in a transaction."""
 
@@ -157,6 +158,9 @@ def digest(update: registry_pb2.DigestUpdate, limits: Limits) -> Violations:
         if len(packed) % 8:
             yield FieldViolation(f"digest.{field}", f"{len(packed)} bytes are not a whole number of 8-byte keys")
         yield from _at_most(f"digest.{field}", len(packed) // 8, limits.keys_per_update)
+    # Tiers of later versions pass; each is a series of its own, so there may not be any number.
+    if not 0 <= update.tier <= _MAX_TIER:
+        yield FieldViolation("digest.tier", f"must be from 0 to {_MAX_TIER}, is {update.tier}")
     if update.snapshot and update.removed:
         yield FieldViolation("digest.removed", "a snapshot removes nothing; leave it empty")
 
