@@ -65,6 +65,18 @@ def test_a_flight_to_a_replica_that_left_may_still_be_released() -> None:
     assert (ledger.load("a"), ledger.in_flight) == (0, 0)
 
 
+def test_a_replica_that_comes_back_owes_nothing_for_its_former_life() -> None:
+    ledger = LoadLedger()
+    before = ledger.dispatch("a", 100, 10, 0.0)
+    ledger.forget("a")
+    now = ledger.dispatch("a", 50, 0, 1.0)
+    ledger.first_token(before, 2.0)
+    ledger.release(before, 3.0)
+    assert (ledger.load("a"), ledger.own("a")) == (50, 50)
+    ledger.release(now, 4.0)
+    assert (ledger.load("a"), ledger.in_flight) == (0, 0)
+
+
 def test_speculation_continues_a_known_prefix() -> None:
     speculation = Speculation()
     speculation.add("a", [3, 4], 0.0)

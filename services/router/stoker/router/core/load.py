@@ -47,7 +47,7 @@ class _Account:
 
 @dataclass(slots=True)
 class _Flight:
-    replica: str
+    account: _Account  # not the replica's name: one that left and came back has another
     prefill: float
     kv: float
 
@@ -93,22 +93,23 @@ class LoadLedger:
         """Count a request: `prefill` tokens until its first token, `kv` tokens until it ends. Returns its id."""
         flight = self._next
         self._next += 1
-        self._flights[flight] = _Flight(replica, prefill, kv)
-        self._accounts.setdefault(replica, _Account()).change(prefill + kv, now)
+        account = self._accounts.setdefault(replica, _Account())
+        self._flights[flight] = _Flight(account, prefill, kv)
+        account.change(prefill + kv, now)
         return flight
 
     def first_token(self, flight: int, now: float) -> None:
         """The prefill is done: only the KV load stays. Harmless when repeated or late."""
         held = self._flights.get(flight)
         if held and held.prefill:
-            self._change(held.replica, -held.prefill, now)
+            held.account.change(-held.prefill, now)
             held.prefill = 0.0
 
     def release(self, flight: int, now: float) -> None:
         """The request ended, however it ended. Harmless when repeated."""
         held = self._flights.pop(flight, None)
         if held:
-            self._change(held.replica, -(held.prefill + held.kv), now)
+            held.account.change(-(held.prefill + held.kv), now)
 
     def overhear(self, replica: str, tokens: float, at: float, now: float) -> None:
         """Count what another router dispatched at `at`, unless a report has it or it has aged by `now`."""
@@ -136,8 +137,3 @@ class LoadLedger:
     def forget(self, replica: str) -> None:
         """Drop a replica that left the fleet; its flights may still be released."""
         self._accounts.pop(replica, None)
-
-    def _change(self, replica: str, tokens: float, now: float) -> None:
-        account = self._accounts.get(replica)
-        if account:
-            account.change(tokens, now)
