@@ -167,6 +167,7 @@ class RouterApp:
     def _housekeep(self) -> None:
         self.view.tidy()
         self.router.confirmations.check(time.monotonic())
+        self._announcing.measure()
         metrics.IN_FLIGHT.set(self.router.in_flight)
         metrics.UNREACHABLE.set(sum(not target.reachable for target in self.view.targets.values()))
         if self.config.parity:

@@ -51,6 +51,9 @@ ALARM = Gauge(
 )
 UNREACHABLE = Gauge("stoker_router_replicas_unreachable", "Replicas announced as ready that this router finds dead.")
 REGISTRIES = Gauge("stoker_router_registries_connected", "Registries this router hears.")
+ANNOUNCING = Gauge("stoker_router_announcing", "1 while a registry passes on what this router dispatches.")
+UNSAID = Gauge("stoker_router_dispatches_unsaid", "Dispatches that the other routers were never told of.")
+OVERHEARD = Counter("stoker_router_dispatches_overheard_total", "Dispatches of other routers, as told by them.")
 RESYNCS = Counter("stoker_router_digest_resyncs_total", "Digests that had to be asked for anew.")
 
 

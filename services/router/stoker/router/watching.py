@@ -93,6 +93,7 @@ class Watching:
                     log.error("view.digest_wrong", replica=update.replica_id, sequence=update.sequence)
                     return True
             case DispatchesSeen(_, dispatches):
+                metrics.OVERHEARD.inc(len(dispatches))
                 self._view.dispatched(dispatches, now)
             case SourceChanged(endpoint, connected, freshness):
                 self._view.source(endpoint, connected, freshness, now)
@@ -115,6 +116,12 @@ class Announcing:
         """Tell no more."""
         if self._announcer is not None:
             await self._announcer.close()
+
+    def measure(self) -> None:
+        """Export whether the others hear this router."""
+        if self._announcer is not None:
+            metrics.ANNOUNCING.set(self._announcer.connected.is_set())
+            metrics.UNSAID.set(self._announcer.dropped)
 
     def tell(self, decided: Decided) -> None:
         """Note a dispatch for the others; never waits. Keys over bytes go along: all routers make the same."""
