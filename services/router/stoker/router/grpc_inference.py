@@ -116,7 +116,7 @@ class InferenceServer:
                     flight.served()
                 except grpc.aio.AioRpcError as error:
                     failure = rpc.error_from(error)
-                    self._blame(flight, failure)
+                    self._blame(flight, failure, context)
                     if flowing or not self._may_retry(failure, tried):
                         raise failure from error
                 else:
@@ -151,7 +151,7 @@ class InferenceServer:
                         )
                     except grpc.aio.AioRpcError as error:
                         failure = rpc.error_from(error)
-                        self._blame(flight, failure)
+                        self._blame(flight, failure, context)
                         if not self._may_retry(failure, tried):
                             raise failure from error
                     else:
@@ -168,8 +168,9 @@ class InferenceServer:
         left = context.time_remaining()
         return self._limits.request_s if left is None else min(left, self._limits.request_s)
 
-    def _blame(self, flight: Flight, failure: StokerError) -> None:
-        if failure.code in _FAULTS:
+    def _blame(self, flight: Flight, failure: StokerError, context: Context) -> None:
+        hurried = failure.code is Code.DEADLINE_EXCEEDED and context.time_remaining() is not None
+        if failure.code in _FAULTS and not hurried:
             flight.faulted()
 
     def _may_retry(self, failure: StokerError, tried: frozenset[str]) -> bool:

@@ -150,7 +150,7 @@ class OpenAIServer:
                     if relay.engine_late:
                         flight.faulted()
                     if relay.started:
-                        call.outcome = "timeout"
+                        call.outcome = "slow_reader" if relay.reader_late else "timeout"
                         return await relay.interrupted(late)
                     raise late from None
             tried |= {decided.target.id}
@@ -241,15 +241,19 @@ class OpenAIServer:
             raise NotFound(f"response {response_id} is not known to this router: only the one that answered knows it")
         call.api = RESPONSES
         headers = request_headers(call.request.headers, call.request_id)
-        body = await self._body(call.request)
-        async with asyncio.timeout(self._limits.idle_s):
-            upstream = await self._engines.call(call.request.method, target.url + call.request.path_qs, body, headers)
-            async with upstream:
-                answer = web.Response(
-                    status=upstream.status, body=await upstream.read(), content_type=upstream.content_type
-                )
+        with self._router.admit():
+            body = await self._body(call.request)
+            try:
+                async with asyncio.timeout(self._limits.idle_s):
+                    url = target.url + call.request.path_qs
+                    async with await self._engines.call(call.request.method, url, body, headers) as upstream:
+                        content = await upstream.read()
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"replica {target.id} did not answer within {self._limits.idle_s:g} s (limits.idle_s)"
+                ) from None
         call.outcome = "ok" if upstream.status < 400 else "client_error"
-        return answer
+        return web.Response(status=upstream.status, body=content, content_type=upstream.content_type)
 
     # --- answered here -------------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 REQUESTS = Counter(
     "stoker_router_requests_total", "Requests by how they ended.", ["api", "outcome"]
-)  # outcome: ok, client_error, refused, unavailable, failed, interrupted, cancelled, timeout
+)  # outcome: ok, client_error, refused, unavailable, failed, interrupted, cancelled,
+#          timeout, slow_reader
 DECISIONS = Counter("stoker_router_decisions_total", "Routing decisions by reason.", ["model", "reason"])
 KEYS = Counter(
     "stoker_router_keys_total",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 
 import aiohttp
@@ -42,7 +42,9 @@ class Relay:
         self.decided = decided
         self.head = b""
         self.engine_late = False
-        """The time that ran out was the engine's, not the whole request's."""
+        """The time that ran out was the engine's, not the whole request's and not the reader's."""
+        self.reader_late = False
+        """The time that ran out was the reader's: what was sent to it is not taken."""
         self._call = call
         self._request = call.request
         self._limits = limits
@@ -56,7 +58,7 @@ class Relay:
         """Something went out to the client: no other replica may serve it now."""
         return self._out is not None
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def open(
         self, engines: Engines, path: str, raw: bytes, headers: dict[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -73,7 +75,7 @@ class Relay:
                 finally:
                     upstream.close()
         except TimeoutError:
-            self.engine_late = asyncio.get_running_loop().time() < self._call.deadline
+            self.engine_late = not self.reader_late and asyncio.get_running_loop().time() < self._call.deadline
             raise
 
     def _allow(self, seconds: float) -> None:
@@ -92,7 +94,7 @@ class Relay:
             return await self._whole(upstream, chunk, headers)
         self._events = upstream.content_type == "text/event-stream"
         out = web.StreamResponse(status=upstream.status, headers=headers)
-        await out.prepare(self._request)
+        await self._send(out.prepare(self._request))
         self._out = out
         held = b""
         while chunk:
@@ -100,9 +102,15 @@ class Relay:
             held = await self._pass(out, held + chunk if held else chunk)
             chunk = await _next(upstream)
         if held:
-            await out.write(held)
-        await out.write_eof()
+            await self._send(out.write(held))
+        await self._send(out.write_eof())
         return out
+
+    async def _send(self, sending: Awaitable[object]) -> None:
+        """Let the client take something; the clock that runs meanwhile is its own."""
+        self.reader_late = True
+        await sending
+        self.reader_late = False
 
     async def _pass(self, out: web.StreamResponse, chunk: bytes) -> bytes:
         """Write whole events only, so that a break never leaves half of one; returns what is held back."""
@@ -112,7 +120,7 @@ class Relay:
             chunk, held = (chunk[:cut], chunk[cut:]) if cut >= len(_EVENT_END) else (b"", chunk)
         if chunk:
             self._tail = chunk
-            await out.write(chunk)
+            await self._send(out.write(chunk))
         return held
 
     async def _whole(
@@ -127,22 +135,25 @@ class Relay:
         body = b"".join(chunks)
         self._tail = body
         out = web.Response(status=upstream.status, body=body, headers=headers)
-        await out.prepare(self._request)
+        await self._send(out.prepare(self._request))
         self._out = out
         self._allow(self._limits.idle_s)
-        await out.write_eof()
+        await self._send(out.write_eof())
         return out
 
     async def interrupted(self, error: StokerError) -> web.StreamResponse:
         """Say in the stream that it broke off, then end it; where that cannot be said, cut the connection."""
         out = self._out
         assert out is not None  # noqa: S101
-        if self._events:
-            async with asyncio.timeout(self._limits.idle_s):
-                await out.write(openai_errors.event(error))
-                await out.write_eof()
+        said = False
+        if self._events and not self.reader_late:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.idle_s):
+                    await out.write(openai_errors.event(error))
+                    await out.write_eof()
+                    said = True
         out.force_close()
-        if not self._events and self._request.transport is not None:
+        if not said and self._request.transport is not None:
             self._request.transport.abort()
         return out
 

@@ -1,0 +1,121 @@
+"""Whose fault is it? A caller who is slow, or in a hurry, says nothing of the replica that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import aiohttp
+import grpc
+import pytest
+from aiohttp import web
+
+from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
+from stoker.common import rpc
+from stoker.router.app import RouterApp
+from tests.support.router import eventually, replica, running_router, tell
+
+pytestmark = pytest.mark.fault
+
+Engine = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+@contextlib.asynccontextmanager
+async def router_before(engine: Engine, *settings: str, agent: str = "") -> AsyncIterator[RouterApp]:
+    """A router with one replica, whose engine is healthy and answers as given."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response() if request.path == "/health" else await engine(request)
+
+    server = await asyncio.get_running_loop().create_server(web.Server(handle), "127.0.0.1", 0)
+    try:
+        async with running_router("parity=false", *settings) as app:
+            port = server.sockets[0].getsockname()[1]
+            tell(app, replica("tiny-0", f"http://127.0.0.1:{port}", agent=agent))
+            yield app
+    finally:
+        server.close()
+
+
+async def endless(request: web.BaseRequest) -> web.StreamResponse:
+    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await answer.prepare(request)
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await answer.write(b"data: " + b"x" * 65_536 + b"\n\n")
+    return answer
+
+
+async def test_a_reader_who_stands_still_is_cut_off_and_blames_nobody() -> None:
+    async with router_before(endless, "limits.idle_s=0.3") as app:
+        fleet = app.view.pools["tiny"].fleet
+        body = json.dumps({"model": "tiny", "prompt": "x", "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        for _ in range(4):
+            with socket.create_connection(("127.0.0.1", app.http_port)) as client:
+                client.setblocking(False)
+                await asyncio.get_running_loop().sock_sendall(client, head + body)
+                await eventually(lambda: app.router.in_flight == 1, "it is under way")
+                await eventually(lambda: app.router.in_flight == 0, "the reader is cut off")
+        assert fleet.load.in_flight == 0
+        assert fleet.health.quiet
+
+
+async def test_an_engine_that_falls_silent_is_blamed() -> None:
+    async def silent(request: web.BaseRequest) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(b"data: {}\n\n")
+        await asyncio.sleep(30)
+        return answer
+
+    async with router_before(silent, "limits.idle_s=0.3") as app, aiohttp.ClientSession() as http:
+        body = {"model": "tiny", "prompt": "x", "stream": True}
+        async with http.post(f"http://127.0.0.1:{app.http_port}/v1/completions", json=body) as answer:
+            assert b"error" in await answer.read()
+        assert not app.view.pools["tiny"].fleet.health.quiet
+
+
+async def test_a_stored_response_that_does_not_come_is_a_timeout() -> None:
+    async def stores(request: web.BaseRequest) -> web.StreamResponse:
+        if request.method == "GET":
+            await asyncio.sleep(30)
+        return web.json_response({"id": "resp_1", "object": "response"})
+
+    async with router_before(stores, "limits.idle_s=0.3") as app, aiohttp.ClientSession() as http:
+        url = f"http://127.0.0.1:{app.http_port}/v1/responses"
+        async with http.post(url, json={"model": "tiny", "input": "x"}) as answer:
+            assert answer.status == 200, await answer.text()
+        async with http.get(f"{url}/resp_1") as answer:
+            assert answer.status == 504, await answer.text()
+            assert "tiny-0" in await answer.text()
+
+
+async def test_a_grpc_caller_in_a_hurry_blames_nobody() -> None:
+    class Agent(inference_pb2_grpc.InferenceServiceServicer):
+        async def Generate(
+            self, request: inference_pb2.GenerateRequest, context: object
+        ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+            await asyncio.sleep(30)
+            yield inference_pb2.GenerateResponse()
+
+    agent = rpc.RpcServer.bind("127.0.0.1:0", ())
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(Agent(), agent.server)
+    await agent.start()
+    try:
+        async with router_before(endless, agent=f"127.0.0.1:{agent.port}") as app:
+            fleet = app.view.pools["tiny"].fleet
+            async with rpc.channel(f"127.0.0.1:{app.rpc.port}") as channel:
+                stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
+                for _ in range(5):
+                    call = stub.Generate(inference_pb2.GenerateRequest(model="tiny", text="x"), timeout=0.2)
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await call.read()
+                    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await eventually(lambda: fleet.load.in_flight == 0, "all is released")
+            assert fleet.health.quiet
+    finally:
+        await agent.stop(0)
