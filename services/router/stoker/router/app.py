@@ -177,7 +177,7 @@ class RouterApp:
 async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
     """Run a router until `stop` is set, then drain it."""
     otel.setup("stoker-router", config.otlp_endpoint)
-    with exposition.exposed(config.listen.metrics), contextlib.ExitStack() as last:
+    with exposition.exposed(config.metrics_listen), contextlib.ExitStack() as last:
         last.callback(otel.shutdown)
         app = RouterApp(config)
         await app.start()

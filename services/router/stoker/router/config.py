@@ -16,7 +16,6 @@ class ListenConfig:
 
     grpc: Annotated[str, Meta(description="gRPC: InferenceService, RouterService, health")] = "127.0.0.1:7320"
     http: Annotated[str, Meta(description="OpenAI HTTP")] = "127.0.0.1:7380"
-    metrics: Annotated[str, Meta(description="Prometheus metrics; empty for none")] = ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,7 @@ class RouterConfig:
     tokenizer: TokenizerConfig = TokenizerConfig()
     parity: Annotated[bool, Meta(description="probe that router and engine tokenize alike")] = True
     drain_s: Annotated[float, Meta(description="for requests to finish after SIGTERM, seconds", ge=0)] = 30.0
+    metrics_listen: Annotated[str, Meta(description="host:port of /metrics; empty for none")] = ""
     otlp_endpoint: Annotated[
         str, Meta(description="OTLP gRPC endpoint for traces, http://host:port; empty for none")
     ] = ""
