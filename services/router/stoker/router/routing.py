@@ -17,7 +17,9 @@ from stoker.router.plan import NONE, TOKENS, Plan, Planner
 from stoker.router.prompt import Asked
 from stoker.router.view import Target, View
 
+# What Explain remembers: so many decisions, and as long as they hold no more than so many block keys (40 bytes each).
 _DECISIONS_KEPT = 8192
+_KEYS_KEPT = 1_000_000
 _EXPLAINED_REPLICAS = 64  # a larger pool is explained on demand only
 
 
@@ -29,6 +31,11 @@ class Decided:
     decision: core.Decision
     target: Target
     at: float
+
+    @property
+    def blocks(self) -> int:
+        """Full KV blocks of the prompt."""
+        return len(self.plan.request.keys)
 
 
 class Flight:
@@ -102,6 +109,7 @@ class Router:
         self._rng = rng
         self._announce = announce
         self._decided: OrderedDict[str, Decided] = OrderedDict()
+        self._keys_kept = 0
 
     async def plan(self, asked: Asked, *, policy: str = "", pinned: str = "") -> Plan:
         """Read a request as far as the decision needs. Raises NotFound, Unavailable or InvalidRequest."""
@@ -140,10 +148,16 @@ class Router:
             metrics.of(metrics.PREDICTED, model).inc(decided.decision.cached_tokens)
         if decided.plan.source != NONE:
             self._announce(decided)
-        self._decided[request_id] = decided
-        if len(self._decided) > _DECISIONS_KEPT:
-            self._decided.popitem(last=False)
+        self._remember(request_id, decided)
         return Flight(self, decided, self.clock)
+
+    def _remember(self, request_id: str, decided: Decided) -> None:
+        before = self._decided.pop(request_id, None)
+        self._decided[request_id] = decided
+        self._keys_kept += decided.blocks - (before.blocks if before is not None else 0)
+        while len(self._decided) > _DECISIONS_KEPT or (self._keys_kept > _KEYS_KEPT and len(self._decided) > 1):
+            _, oldest = self._decided.popitem(last=False)
+            self._keys_kept -= oldest.blocks
 
     def decided(self, request_id: str) -> Decided | None:
         """The decision last taken for a request, if it is still remembered."""

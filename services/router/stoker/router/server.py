@@ -60,7 +60,7 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
                 ],
             ),
             prompt_tokens=plan.tokens,
-            blocks=len(plan.request.keys),
+            blocks=decided.blocks,
             policy=plan.policy,
             age_ms=int(age_s * 1000),
         )
