@@ -78,6 +78,7 @@ class ParityProbe:
         """Probe what is ready and not probed yet in this epoch; forget what is gone."""
         for gone in self._probed.keys() - self._view.targets.keys():
             del self._probed[gone]
+            self._tasks.pop(gone).cancel()
             metrics.PARITY.remove(gone)
         for target in self._view.targets.values():
             life = (target.record.epoch, target.record.engine.tokenizer_sha256)
