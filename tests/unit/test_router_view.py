@@ -145,6 +145,14 @@ def test_a_new_epoch_voids_the_old_life_but_not_a_digest_that_came_first() -> No
     assert held(view, "a", [5]) == 0, "the engine that held it is gone"
 
 
+def test_a_life_that_counts_from_a_slower_clock_voids_the_one_before() -> None:
+    view = view_of(replica("a", "http://a", epoch=9))
+    view.digest(snapshot("a", [1, 2], epoch=9), 0.0)
+    view.records(registry_pb2.Records(replicas=[replica("a", "http://b", epoch=4)]), now=1.0)
+    assert held(view, "a", [1, 2]) == 0, "it runs elsewhere, with nothing cached"
+    assert view.digest(snapshot("a", [7], epoch=4), 1.0) is core.Sync.APPLIED
+
+
 def test_what_a_replica_held_is_given_back_though_nothing_else_happens() -> None:
     view = view_of(replica("a", "http://a"), replica("b", "http://b"))
     index = view.pools["tiny"].fleet.index

@@ -245,8 +245,11 @@ class View:
             target = self.targets[record.replica_id] = Target(record)
             renewed = True
         else:
-            renewed = record.epoch != target.record.epoch or record.engine.http_url != target.record.engine.http_url
-            target.record = record
+            before, target.record = target.record, record
+            renewed = record.epoch != before.epoch or record.engine.http_url != before.engine.http_url
+            if 0 < record.epoch < before.epoch and target.pool is not None:
+                # Begun on a host whose clock is behind: what it tells would count as old news for ever.
+                target.pool.fleet.index.forget(target.id)
         if renewed:
             self._renew(target)
         model = record.engine.model_names[0] if record.engine.model_names else ""
