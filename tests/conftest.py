@@ -1,4 +1,4 @@
-"""Fixtures for whole test suites: real etcd servers."""
+"""What whole test suites share: hypothesis settings and real etcd servers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Makes `tests.support` importable however pytest was started.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tests.support.etcd import EtcdCluster, EtcdServer
+
+# The same examples on every run, and no verdict by wall clock: other tests may hold the cores.
+hypothesis.settings.register_profile("stoker", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("stoker")
 
 
 @pytest.fixture(scope="module")
