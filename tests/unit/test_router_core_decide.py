@@ -55,6 +55,18 @@ def test_an_explanation_tells_a_digest_without_a_match_from_no_digest() -> None:
     assert all(candidate.open for candidate in decision.candidates)
 
 
+def test_a_prompt_without_keys_goes_where_its_session_went() -> None:
+    made = fleet(*"abcdefgh")
+    chosen = {
+        session: {decide(Request((), 40, session=session), made, 0.0, Random(seed)).replica for seed in range(20)}
+        for session in range(1, 40)
+    }
+    assert all(len(replicas) == 1 for replicas in chosen.values())
+    assert len(set.union(*chosen.values())) > 4, "sessions spread"
+    without = {decide(Request((), 40), made, 0.0, Random(seed)).replica for seed in range(40)}
+    assert len(without) > 4
+
+
 def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
     made = fleet()
     hold(made, "b", KEYS)

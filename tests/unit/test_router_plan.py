@@ -91,6 +91,17 @@ async def test_without_tokens_bytes_give_keys_that_meet_no_other(bench: Bench) -
     assert not set(first.request.keys) & set(by_tokens.request.keys)
 
 
+async def test_a_session_has_a_home_where_the_prompt_cannot_be_read(bench: Bench) -> None:
+    readable = await bench.plan(prompt="abcd " * 20, prompt_cache_key="s-1")
+    assert readable.request.keys, "what the digests show is better known"
+    bench.announce("unknown")
+    first = await bench.plan(prompt="abcd " * 20, prompt_cache_key="s-1")
+    second = await bench.plan(prompt="other " * 30, prompt_cache_key="s-1")
+    another = await bench.plan(prompt="other " * 30, prompt_cache_key="s-2")
+    assert (first.request.keys, first.source) == ((), "bytes")
+    assert first.request.session == second.request.session != another.request.session
+
+
 async def test_an_absurd_text_is_refused_without_being_tokenized(bench: Bench) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await bench.plan(prompt="x" * (16384 * 8 + 1))

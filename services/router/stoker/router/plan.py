@@ -29,6 +29,7 @@ _GUESSED_OUTPUT_TOKENS = 256
 _BYTES_PER_TOKEN = 4
 # Prompts of keys over bytes live apart from those over tokens: their keys must never meet.
 _BYTES_DOMAIN = "\0bytes"
+_SESSION_DOMAIN = "\0session"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,16 @@ class Planner:
         metrics.of(metrics.KEYS, read.source, read.why).inc()
         if read.source == TOKENS:
             _refuse_long_prompt(read.tokens, len(prompt.texts) or len(prompt.token_ids) or 1, pool.max_model_len)
+        session = root_key(_SESSION_DOMAIN, cache_salt=asked.session_id) if asked.session_id else 0
         output = prompt.max_output_tokens if prompt.max_output_tokens is not None else _GUESSED_OUTPUT_TOKENS
         request = core.Request(
-            keys=read.keys,
+            # Keys over bytes are forgotten within seconds; a session's home stays.
+            keys=() if session and read.source == BYTES else read.keys,
             prompt_tokens=read.tokens,
             block_size=pool.block_size,
             output_tokens=output * prompt.choices,
             adapter=adapter,
+            session=session,
         )
         return Plan(pool, request, policy, read.source, read.why, read.tokens if read.source == TOKENS else None)
 

@@ -52,6 +52,7 @@ class Asked:
     prompt: Prompt
     stream: bool = False
     session_id: str = ""
+    """`session_id` over gRPC, `prompt_cache_key` over HTTP."""
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -67,7 +68,15 @@ def read(api: str, body: Mapping[str, Any], raw: bytes) -> Asked:
         EMBEDDINGS: _embedding,
         TOKENIZE: _tokenize,
     }[api]
-    return Asked(api, model, reader(body, raw), stream=body.get("stream") is True, fields=body)
+    session = body.get("prompt_cache_key")
+    return Asked(
+        api,
+        model,
+        reader(body, raw),
+        stream=body.get("stream") is True,
+        session_id=session if isinstance(session, str) else "",
+        fields=body,
+    )
 
 
 def _common(body: Mapping[str, Any], raw: bytes, *output_fields: str, special: bool) -> dict[str, Any]:

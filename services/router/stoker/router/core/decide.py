@@ -149,7 +149,7 @@ def _ring_ranks(request: Request, fleet: Fleet, sure: dict[str, int], rng: Rando
     if request.keys:
         key = request.keys[min(max(sure.values(), default=0), len(request.keys) - 1)]
     else:
-        key = rng.getrandbits(64)
+        key = request.session or rng.getrandbits(64)
     return {replica: rank for rank, replica in enumerate(islice(fleet.ring.order(key), _RANKS))}
 
 

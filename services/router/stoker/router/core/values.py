@@ -60,7 +60,8 @@ class Replica:
 class Request:
     """What the router knows of a request: block keys (u64) of its full blocks, and sizes in tokens.
 
-    `exclude` names replicas that already failed this request.
+    `exclude` names replicas that already failed this request. `session` (u64, 0 for none) stands for the caller's
+    session: a prompt without keys has its home on the ring.
     """
 
     keys: Sequence[int]
@@ -70,6 +71,7 @@ class Request:
     adapter: str = ""
     role: Role = Role.BOTH
     exclude: frozenset[str] = frozenset()
+    session: int = 0
 
 
 class Candidate(NamedTuple):
