@@ -43,6 +43,13 @@ def test_an_engine_is_told_where_to_serve_and_to_publish(engine: Engine) -> None
 
 
 @pytest.mark.parametrize("engine", [VLLM, SIM], ids=["vllm", "sim"])
+def test_the_engine_itself_bounds_the_output_of_each_request(engine: Engine) -> None:
+    command = engine.command(replace(REQUEST, max_output_tokens=64))
+    assert json.loads(value(command, "--override-generation-config")) == {"max_new_tokens": 64}
+    assert "--override-generation-config" not in engine.command(REQUEST).argv
+
+
+@pytest.mark.parametrize("engine", [VLLM, SIM], ids=["vllm", "sim"])
 def test_gang_members_other_than_the_head_are_headless(engine: Engine) -> None:
     head = replace(REQUEST, gang=Gang(0, 2, "10.0.0.1", 29501), tensor_parallel=2)
     member = replace(head, gang=Gang(1, 2, "10.0.0.1", 29501))

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from stoker.api.registry.v1 import registry_pb2
+from stoker.api.common.v1 import common_pb2
+from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.blocks import block_keys, root_key
 from stoker.common.errors import InvalidRequest
 from stoker.router import core
@@ -100,6 +101,18 @@ async def test_a_session_has_a_home_where_the_prompt_cannot_be_read(bench: Bench
     another = await bench.plan(prompt="other " * 30, prompt_cache_key="s-2")
     assert (first.request.keys, first.source) == ((), "bytes")
     assert first.request.session == second.request.session != another.request.session
+
+
+async def test_a_deployment_bounds_the_output_of_each_request(bench: Bench) -> None:
+    spec = common_pb2.DeploymentSpec(name="tiny", max_output_tokens=100)
+    bench.view.records(registry_pb2.Records(deployments=[records_pb2.Deployment(spec=spec)]), now=0.0)
+    assert (await bench.plan(prompt="a b", max_tokens=100)).request.output_tokens == 100
+    with pytest.raises(InvalidRequest, match="at most 100") as refused:
+        await bench.plan(prompt="a b", max_tokens=101)
+    assert refused.value.fields[0].field == "max_tokens"
+    spec.max_output_tokens = 0
+    bench.view.records(registry_pb2.Records(deployments=[records_pb2.Deployment(spec=spec)]), now=0.0)
+    await bench.plan(prompt="a b", max_tokens=101)
 
 
 async def test_an_absurd_text_is_refused_without_being_tokenized(bench: Bench) -> None:

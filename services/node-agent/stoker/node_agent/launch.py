@@ -76,6 +76,7 @@ def request_of(task: Task, address: Address, log_path: Path) -> LaunchRequest:
         env=task.env,
         tensor_parallel=tensor,
         data_parallel=data,
+        max_output_tokens=task.max_output_tokens,
         gpu_indices=task.gpu_indices,
         gang=gang,
     )

@@ -65,7 +65,7 @@ class Planner:
     async def plan(self, asked: Asked, pool: Pool, adapter: str, policy: str) -> Plan:
         """Count and hash. Raises InvalidRequest for a prompt that no replica can take."""
         prompt = asked.prompt
-        _refuse_long_output(prompt, pool.max_model_len)
+        _refuse_long_output(prompt, pool)
         if policy == core.ROUND_ROBIN:
             # The baseline looks at nothing.
             read = _Read((), max(1, prompt.size // _BYTES_PER_TOKEN), NONE, policy)
@@ -164,8 +164,12 @@ def _canonical(prompt: Prompt) -> bytes:
     return prompt.raw
 
 
-def _refuse_long_output(prompt: Prompt, max_model_len: int) -> None:
-    wanted = prompt.max_output_tokens
+def _refuse_long_output(prompt: Prompt, pool: Pool) -> None:
+    wanted, max_model_len, most = prompt.max_output_tokens, pool.max_model_len, pool.max_output_tokens
+    if most and wanted is not None and wanted > most:
+        raise InvalidRequest.field(
+            prompt.max_output_field, f"this deployment allows at most {most}, asked for {wanted}"
+        )
     if max_model_len and wanted is not None and wanted > max_model_len:
         raise _refused(
             prompt.max_output_field,

@@ -105,6 +105,8 @@ class Pool:
     block_size: int = _DEFAULT_BLOCK_SIZE
     max_model_len: int = 0
     """Tokens, prompt plus output; 0 where unknown."""
+    max_output_tokens: int = 0
+    """Tokens that a request may ask to generate; 0 for as many as fit."""
     adapters: frozenset[str] = frozenset()
 
     def settle(self) -> None:
@@ -161,7 +163,7 @@ class View:
         self.targets: dict[str, Target] = {}
         self.pools: dict[str, Pool] = {}
         self.sources: dict[str, Source] = {}
-        self._deployed: dict[str, str] = {}  # deployment → served model name
+        self._deployed: dict[str, common_pb2.DeploymentSpec] = {}
         self._early: dict[str, list[registry_pb2.DigestUpdate]] = {}
 
     @property
@@ -188,7 +190,7 @@ class View:
         for pool in self.pools.values():
             if model in pool.adapters:
                 return pool, model
-        if model in self._deployed.values():
+        if any(model == (spec.served_model_name or name) for name, spec in self._deployed.items()):
             raise Unavailable(
                 f"model {model!r} is deployed, but none of its replicas has become ready yet; try again later",
                 reason="NO_REPLICA",
@@ -216,28 +218,35 @@ class View:
 
         `snapshot` says that all there is has been told by now; `whole`, that `upserts` alone is all there is.
         """
+        upserts, removals = upserts or registry_pb2.Records(), removals or registry_pb2.Removals()
         touched: set[Pool] = set()
-        for deployment in upserts.deployments if upserts is not None else ():
-            spec = deployment.spec
-            self._deployed[spec.name] = spec.served_model_name or spec.name
-        for record in upserts.replicas if upserts is not None else ():
+        for deployment in upserts.deployments:
+            self._deployed[deployment.spec.name] = deployment.spec
+        for record in upserts.replicas:
             self._put(record, touched)
-        if removals is not None:
-            for name in removals.deployments:
-                self._deployed.pop(name, None)
-            for replica_id in removals.replicas:
-                self._remove(replica_id, touched)
-        if whole and upserts is not None:
-            told = {record.replica_id for record in upserts.replicas}
-            for replica_id in self.targets.keys() - told:
-                self._remove(replica_id, touched)
+        for name in removals.deployments:
+            self._deployed.pop(name, None)
+        gone = set(removals.replicas)
+        if whole:
+            gone |= self.targets.keys() - {record.replica_id for record in upserts.replicas}
+        for replica_id in gone:
+            self._remove(replica_id, touched)
         for pool in touched:
             pool.settle()
             if not pool.targets:
                 del self.pools[pool.model]
+        if touched or upserts.deployments:
+            for pool in self.pools.values():
+                pool.max_output_tokens = self._most_output(pool)
         if snapshot:
             self.told.set()
         self._catch_up(now)
+
+    def _most_output(self, pool: Pool) -> int:
+        """The tightest bound of the pool's deployments: what it admits, all do."""
+        deployments = {target.record.deployment for target in pool.targets.values()}
+        specs = (self._deployed.get(name) for name in deployments)
+        return min((spec.max_output_tokens for spec in specs if spec and spec.max_output_tokens), default=0)
 
     def _put(self, record: records_pb2.Replica, touched: set[Pool]) -> None:
         target = self.targets.get(record.replica_id)

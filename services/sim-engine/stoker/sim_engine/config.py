@@ -64,6 +64,8 @@ class SimConfig:
     blocks: int
     """KV blocks, one of them set aside."""
     max_model_len: int
+    max_output_tokens: int
+    """Most tokens that one request may generate; 0 for as many as fit."""
     max_num_seqs: int
     """Requests in a batch, at most."""
     max_num_batched_tokens: int
@@ -100,6 +102,7 @@ def parse(argv: list[str] | None = None) -> SimConfig:
         block_size=options.block_size,
         blocks=options.num_gpu_blocks_override,
         max_model_len=options.max_model_len or longest,
+        max_output_tokens=int((options.override_generation_config or {}).get("max_new_tokens") or 0),
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         prefix_caching=options.enable_prefix_caching,
@@ -143,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kv-events-config", type=json.loads)
+    parser.add_argument("--override-generation-config", type=json.loads)
     parser.add_argument("--nnodes", "-n", type=_count, default=1)
     parser.add_argument("--node-rank", "-r", type=int, default=0)
     parser.add_argument("--master-addr", default="127.0.0.1")

@@ -43,6 +43,7 @@ def serving_args(request: LaunchRequest) -> list[str]:
         "replay_endpoint": f"tcp://127.0.0.1:{request.kv_replay_port}",
         "buffer_steps": REPLAY_STEPS,
     }
+    most = request.max_output_tokens
     return [
         *("--served-model-name", request.served_model_name),
         *("--host", request.host),
@@ -50,6 +51,8 @@ def serving_args(request: LaunchRequest) -> list[str]:
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
         *("--kv-events-config", json.dumps(events)),
+        # The engine clamps: a request that asks for no bound gets this one, also over its own HTTP server.
+        *(("--override-generation-config", json.dumps({"max_new_tokens": most})) if most else ()),
     ]
 
 

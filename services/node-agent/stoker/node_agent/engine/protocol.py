@@ -54,6 +54,8 @@ class LaunchRequest:
     """GPUs that share each layer, over all members of a gang together."""
     data_parallel: int = 1
     """Copies of the model inside this one engine; 1 unless the deployment asks the engine to balance itself."""
+    max_output_tokens: int = 0
+    """Most tokens that one request may generate, whichever way it comes; 0 for the engine's own bound."""
     gpu_indices: tuple[int, ...] = ()
     """GPUs this process may see, by NVML index. Empty: the engine runs on the CPU."""
     gang: Gang | None = None

@@ -139,7 +139,7 @@ def new_call(
                 Request(
                     id=f"{next(_ids):x}",
                     prompt=tuple(prompt),
-                    max_tokens=min(wanted.max_tokens or room, room),
+                    max_tokens=min(wanted.max_tokens or room, room, config.max_output_tokens or room),
                     arrived_s=now,
                     salt=wanted.salt,
                     priority=wanted.priority,
