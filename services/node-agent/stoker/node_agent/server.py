@@ -15,7 +15,7 @@ import msgspec
 from stoker.api.common.v1 import common_pb2
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.node.v1 import node_pb2, node_pb2_grpc
-from stoker.common.errors import InvalidRequest, NotFound, Unavailable
+from stoker.common.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from stoker.node_agent import openai_body, state_files, tokenizer_files
 from stoker.node_agent.member import MemberRunner
 from stoker.node_agent.openai_stream import refusal
@@ -147,7 +147,10 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
     async def _ask(
         self, runner: MemberRunner, path: str, body: Mapping[str, Any], context: Context, request_id: str
     ) -> Any:
-        """One answer of an engine. Raises InvalidRequest for what it refuses, Unavailable when it is away."""
+        """One answer of an engine.
+
+        Raises InvalidRequest for what it refuses, Unavailable when it is away, DeadlineExceeded when it is late.
+        """
         if runner.life is None:
             raise Unavailable(f"replica {runner.replica_id} has no engine now", reason="REPLICA_NOT_READY")
         left_s = context.time_remaining()
@@ -161,7 +164,11 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
                     content += await response.content.read(_MAX_ANSWER_BYTES - len(content))
                 if response.status != 200:
                     raise refusal(response.status, content)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except aiohttp.ClientError as error:
+            raise Unavailable(f"{url}: {error!r}", reason="ENGINE_UNREACHABLE") from error
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{url} did not answer in time; allow more, or ask for less") from error
+        except OSError as error:
             raise Unavailable(f"{url}: {error!r}", reason="ENGINE_UNREACHABLE") from error
         return msgspec.json.decode(content)
 
