@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 from collections.abc import Mapping
 
 import aiohttp
+from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from stoker.common.errors import Unavailable
@@ -18,6 +20,14 @@ _OWN_HEADERS = frozenset({
 })  # fmt: skip
 _OUR_HEADERS = frozenset({"x-stoker-policy", "x-request-timeout"})
 _BUFFER_BYTES = 256 * 1024
+# A host that vanished without a FIN is noticed within 13 s, as over gRPC: whether it owes an answer or an ack.
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 13_000),
+)
 
 
 class EngineFailed(Unavailable):
@@ -40,7 +50,7 @@ class Engines:
     async def start(self) -> None:
         """Open the client on this event loop."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=4.0),
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=4.0, socket_factory=_socket),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=_BUFFER_BYTES,
@@ -77,6 +87,14 @@ def failed(error: Exception) -> EngineFailed:
     """What went wrong with a connection, as the error to raise."""
     refused = getattr(error, "errno", None) == errno.ECONNREFUSED or isinstance(error, ConnectionRefusedError)
     return EngineFailed(f"the engine's connection failed: {error or type(error).__name__}", refused=refused)
+
+
+def _socket(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    for level, option, value in _KEEPALIVE:
+        made.setsockopt(level, option, value)
+    return made
 
 
 def request_headers(received: Mapping[str, str], request_id: str) -> dict[str, str]:
