@@ -57,17 +57,6 @@ def name_of(kind: Kind, record: Record) -> str:
     return str(getattr(record, _NAME_FIELD[kind]))
 
 
-def deployment_of(name: Name, record: Record) -> str | None:
-    """The deployment a record belongs to; None for nodes and leaders, which belong to none."""
-    match name[0]:
-        case Kind.NODES | Kind.LEADERS:
-            return None
-        case Kind.DEPLOYMENTS | Kind.DESIRED:
-            return name[1]
-        case _:
-            return str(getattr(record, "deployment"))  # noqa: B009 - assignments and replicas both have it
-
-
 def unpack(records: registry_pb2.Records) -> Iterator[tuple[Name, Record]]:
     """The records of a message, one by one."""
     for kind in Kind:
