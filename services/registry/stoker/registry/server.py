@@ -12,7 +12,7 @@ import grpc
 import structlog
 
 from stoker.api.registry.v1 import registry_pb2, registry_pb2_grpc
-from stoker.common.errors import FieldViolation, InvalidRequest
+from stoker.common.errors import FieldViolation, InvalidRequest, Unavailable
 from stoker.registry.agents import AgentStream
 from stoker.registry.announcers import AnnounceStream
 from stoker.registry.config import RegistryConfig
@@ -227,8 +227,15 @@ async def _hello(requests: AsyncIterator[registry_pb2.ReportRequest]) -> registr
     try:
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
             first = await anext(aiter(requests))
-    except (StopAsyncIteration, TimeoutError):
-        raise InvalidRequest.field("hello", f"did not come within {_HELLO_TIMEOUT_S:g} s; begin with Hello") from None
+    except StopAsyncIteration:
+        raise InvalidRequest.field("hello", "is missing: the stream ended; begin with Hello") from None
+    except TimeoutError:
+        # Not the agent's mistake, which it would take as final: either end may have been stalled.
+        raise Unavailable(
+            f"hello: did not come within {_HELLO_TIMEOUT_S:g} s; open another stream",
+            reason="AGENT_SILENT",
+            retry_after_s=0.1,
+        ) from None
     if not first.HasField("hello"):
         raise InvalidRequest("hello: a stream begins with Hello", fields=(FieldViolation("hello", "must be first"),))
     return first.hello
