@@ -145,6 +145,12 @@ def test_the_deployments_bound_holds_whether_asked_or_not() -> None:
         (request(sampling=pb.Sampling(logit_bias={1: 101})), "sampling.logit_bias"),
         (request(structured_output=pb.StructuredOutput()), "structured_output"),
         (request(extra=json_format.ParseDict({"stream": False}, struct_pb2.Struct())), "extra.stream"),
+        (
+            request(
+                extra=json_format.ParseDict({"vllm_xargs": {"kv_cache_report_mode": "full"}}, struct_pb2.Struct())
+            ),
+            "extra.vllm_xargs.kv_cache_report_mode",
+        ),
     ],
 )
 def test_nonsense_names_its_field(asked: pb.GenerateRequest, field: str) -> None:

@@ -28,6 +28,16 @@ def test_what_cannot_be_read_is_left_to_the_engine(odd: Any) -> None:
     assert prompt(COMPLETIONS, prompt=odd).unreadable == "form"
 
 
+@pytest.mark.parametrize(
+    ("api", "body"), [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": [{}]}), (RESPONSES, {"input": "x"})]
+)
+def test_no_caller_may_have_events_repeated(api: str, body: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        prompt(api, **body, vllm_xargs={"kv_cache_report_mode": "full"})
+    assert refused.value.fields[0].field == "vllm_xargs.kv_cache_report_mode"
+    prompt(api, **body, vllm_xargs={"other": 1})
+
+
 def test_special_tokens_are_added_where_the_engine_adds_them() -> None:
     assert prompt(COMPLETIONS, prompt="x").add_special_tokens
     assert not prompt(COMPLETIONS, prompt="x", add_special_tokens=False).add_special_tokens

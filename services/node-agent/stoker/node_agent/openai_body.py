@@ -214,6 +214,12 @@ def _extra(extra: struct_pb2.Struct) -> dict[str, Any]:
     for name in extra.fields:
         if name in _RESERVED:
             raise InvalidRequest.field(f"extra.{name}", "cannot be set here; use the request's own field")
+    # Looking up a message map would make the entry.
+    if "vllm_xargs" in extra.fields and "kv_cache_report_mode" in extra.fields["vllm_xargs"].struct_value.fields:
+        # The engine would announce again what it holds, and the digest count copies that are none.
+        raise InvalidRequest.field(
+            "extra.vllm_xargs.kv_cache_report_mode", "cannot be chosen by a request; leave it out"
+        )
     return struct_of(extra)
 
 

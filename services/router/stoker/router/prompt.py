@@ -61,6 +61,10 @@ def read(api: str, body: Mapping[str, Any], raw: bytes) -> Asked:
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest.field("model", "name the model to ask, for example one that GET /v1/models lists")
+    xargs = body.get("vllm_xargs")
+    if isinstance(xargs, dict) and "kv_cache_report_mode" in xargs:
+        # One caller's repeated events would look like further copies of blocks, and falsify the digest for all.
+        raise InvalidRequest.field("vllm_xargs.kv_cache_report_mode", "cannot be chosen by a request; leave it out")
     reader = {
         CHAT: _chat,
         COMPLETIONS: _completion,
