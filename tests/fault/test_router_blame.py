@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import aiohttp
 import grpc
@@ -94,28 +95,64 @@ async def test_a_stored_response_that_does_not_come_is_a_timeout() -> None:
             assert "tiny-0" in await answer.text()
 
 
-async def test_a_grpc_caller_in_a_hurry_blames_nobody() -> None:
-    class Agent(inference_pb2_grpc.InferenceServiceServicer):
-        async def Generate(
-            self, request: inference_pb2.GenerateRequest, context: object
-        ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-            await asyncio.sleep(30)
-            yield inference_pb2.GenerateResponse()
+class SilentAgent(inference_pb2_grpc.InferenceServiceServicer):
+    """Begins each stream, and says so many words before it falls silent."""
 
-    agent = rpc.RpcServer.bind("127.0.0.1:0", ())
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(Agent(), agent.server)
-    await agent.start()
+    def __init__(self, words: int = 0) -> None:
+        self._words = words
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: object
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        yield inference_pb2.GenerateResponse(started=inference_pb2.Started(request_id=request.request_id))
+        for _ in range(self._words):
+            yield inference_pb2.GenerateResponse(delta=inference_pb2.Delta(text="word "))
+        await asyncio.sleep(30)
+
+
+@contextlib.asynccontextmanager
+async def router_before_agent(agent: SilentAgent, *settings: str) -> AsyncIterator[tuple[RouterApp, Any]]:
+    """A router before an agent of the test's own, with a stub to call it."""
+    server = rpc.RpcServer.bind("127.0.0.1:0", ())
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(agent, server.server)
+    await server.start()
     try:
-        async with router_before(endless, agent=f"127.0.0.1:{agent.port}") as app:
-            fleet = app.view.pools["tiny"].fleet
-            async with rpc.channel(f"127.0.0.1:{app.rpc.port}") as channel:
-                stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
-                for _ in range(5):
-                    call = stub.Generate(inference_pb2.GenerateRequest(model="tiny", text="x"), timeout=0.2)
-                    with pytest.raises(grpc.aio.AioRpcError) as refused:
-                        await call.read()
-                    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            await eventually(lambda: fleet.load.in_flight == 0, "all is released")
-            assert fleet.health.quiet
+        async with (
+            router_before(endless, *settings, agent=f"127.0.0.1:{server.port}") as app,
+            rpc.channel(f"127.0.0.1:{app.rpc.port}") as channel,
+        ):
+            yield app, inference_pb2_grpc.InferenceServiceStub(channel)
     finally:
-        await agent.stop(0)
+        await server.stop(0)
+
+
+async def listen(call: Any, said: list[str]) -> None:
+    async for response in call:
+        if response.HasField("delta"):
+            said.append(response.delta.text)
+
+
+async def test_a_grpc_caller_in_a_hurry_blames_nobody() -> None:
+    async with router_before_agent(SilentAgent()) as (app, stub):
+        fleet = app.view.pools["tiny"].fleet
+        for _ in range(5):
+            call = stub.Generate(inference_pb2.GenerateRequest(model="tiny", text="x"), timeout=0.2)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call.read()
+            assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await eventually(lambda: fleet.load.in_flight == 0, "all is released")
+        assert fleet.health.quiet
+
+
+@pytest.mark.parametrize(("words", "limit"), [(0, "limits.first_byte_s=0.3"), (3, "limits.idle_s=0.3")])
+async def test_a_grpc_stream_that_falls_silent_ends_and_blames_its_replica(words: int, limit: str) -> None:
+    async with router_before_agent(SilentAgent(words), limit) as (app, stub):
+        call = stub.Generate(inference_pb2.GenerateRequest(model="tiny", text="x"))
+        said: list[str] = []
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await listen(call, said)
+        assert len(said) == words
+        assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "tiny-0" in str(refused.value.details())
+        assert app.view.pools["tiny"].fleet.load.in_flight == 0
+        assert not app.view.pools["tiny"].fleet.health.quiet

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from stoker.api.inference.v1 import inference_pb2
 from stoker.common import rpc
-from stoker.common.errors import Code, InvalidRequest, StokerError
+from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, StokerError
 from stoker.router import metrics
 from stoker.router.channels import Channels
 from stoker.router.config import LimitsConfig
@@ -35,6 +35,13 @@ M = TypeVar("M", bound=Message)
 
 _ELSEWHERE = {Code.UNAVAILABLE}
 _FAULTS = {Code.UNAVAILABLE, Code.INTERNAL, Code.DEADLINE_EXCEEDED}
+
+
+_Stream = grpc.aio.UnaryStreamCall[bytes, bytes]
+
+
+class _Silent(DeadlineExceeded):
+    """The engine, not the caller, ran out of time."""
 
 
 class _Placed(Protocol):
@@ -100,7 +107,7 @@ class InferenceServer:
                 started: bytes | None = None
                 flowing = False
                 try:
-                    async for message in call:
+                    while (message := await self._next(call, decided, flowing)) is not None:
                         if started is None:
                             # Held back until output follows: until then another replica can still take over.
                             started = _started(message, request.request_id, decided)
@@ -114,6 +121,9 @@ class InferenceServer:
                     if not flowing and started is not None:
                         yield started
                     flight.served()
+                except _Silent:
+                    flight.faulted()
+                    raise
                 except grpc.aio.AioRpcError as error:
                     failure = rpc.error_from(error)
                     self._blame(flight, failure, context)
@@ -124,6 +134,16 @@ class InferenceServer:
                 finally:
                     call.cancel()
             tried |= {decided.target.id}
+
+    async def _next(self, call: _Stream, decided: Decided, flowing: bool) -> bytes | None:
+        """The agent's next message, None at the end. Raises _Silent when the engine says nothing for too long."""
+        seconds = self._limits.idle_s if flowing else self._limits.first_byte_s
+        try:
+            async with asyncio.timeout(seconds):
+                message = await call.read()
+        except TimeoutError:
+            raise _Silent(f"replica {decided.target.id} said nothing for {seconds:g} s; ask again") from None
+        return message if isinstance(message, bytes) else None
 
     async def embed(self, raw: bytes, context: Context) -> bytes:
         """Embed texts on the replica that the router chooses."""
