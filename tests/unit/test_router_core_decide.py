@@ -210,7 +210,8 @@ def test_round_robin_takes_turns() -> None:
 
 
 def test_the_slower_machine_gets_less() -> None:
-    made = fleet("a")
+    made = Fleet()
+    made.put(Replica("a", prefill_rate=10_000.0))
     made.put(Replica("b", prefill_rate=1_000.0))
     made.put(Replica("c", prefill_rate=1_000.0))
     assert decide(Request([], 5_000), made, 0.0, Random(1)).replica == "a"
@@ -225,7 +226,8 @@ def test_removing_a_replica_forgets_all_of_it() -> None:
 
 
 def test_noise_between_measured_rates_does_not_move_prefixes() -> None:
-    made = fleet("a")
+    made = Fleet()
+    made.put(Replica("a", prefill_rate=10_000.0))
     made.put(Replica("b", prefill_rate=6_000.0))
     made.put(Replica("c", prefill_rate=18_000.0))
     assert set(made.rates.values()) == {10_000.0}
@@ -235,6 +237,16 @@ def test_noise_between_measured_rates_does_not_move_prefixes() -> None:
     made.remove("a")
     made.put(Replica("b", prefill_rate=60_000.0))
     assert set(made.rates.values()) == {60_000.0}
+
+
+def test_a_replica_that_was_not_measured_counts_as_the_median() -> None:
+    made = fleet()
+    assert len(set(made.rates.values())) == 1
+    made.put(Replica("b", prefill_rate=900.0))
+    assert dict(made.rates) == {"a": 900.0, "b": 900.0, "c": 900.0}
+    made.put(Replica("c", prefill_rate=9_000.0))
+    assert made.rates["a"] == 4_950.0
+    assert made.rates["b"] == 1_800.0
 
 
 def test_a_restarted_engine_has_lost_what_was_sent_to_it() -> None:

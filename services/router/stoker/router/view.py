@@ -52,7 +52,8 @@ class Target:
     parity: str = PENDING
     """"ok", "pending", or what differs: then its cache earns no credit."""
     in_flight: int = 0
-    prefill_rate: float = 10_000.0
+    prefill_rate: float | None = None
+    """Tokens/s, as last reported; None while unknown."""
     load_tokens: float | None = None
     """As last reported; None while unknown."""
 

@@ -23,6 +23,7 @@ from stoker.router.core.values import (
 )
 
 _FIT_LIMIT = 256  # adapter names come from callers: what is remembered of them is bounded
+_ASSUMED_RATE = 10_000.0  # tokens/s while no replica of the pool was measured
 _RATE_NOISE = 2.0  # the factor by which measured rates of equal machines may differ
 
 
@@ -80,13 +81,15 @@ class Fleet:
         """Each replica's prefill rate as decisions use it, in tokens per second.
 
         Rates are measured under load: between equal machines they differ by chance, and following that
-        chance sends prefixes away from their blocks. So within a factor of the median all are equal.
+        chance sends prefixes away from their blocks. So within a factor of the median all are equal, and one
+        that was not measured yet counts as the median.
         """
         if not self._rates and self._replicas:
-            middle = median(replica.prefill_rate for replica in self._replicas.values())
-            for replica in self._replicas.values():
-                slowest, fastest = replica.prefill_rate / _RATE_NOISE, replica.prefill_rate * _RATE_NOISE
-                self._rates[replica.id] = min(max(middle, slowest), fastest)
+            measured = {name: r.prefill_rate for name, r in self._replicas.items() if r.prefill_rate is not None}
+            middle = median(measured.values()) if measured else _ASSUMED_RATE
+            for name in self._replicas:
+                rate = measured.get(name, middle)
+                self._rates[name] = min(max(middle, rate / _RATE_NOISE), rate * _RATE_NOISE)
         return self._rates
 
     def put(self, replica: Replica) -> None:

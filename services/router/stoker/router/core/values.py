@@ -41,14 +41,14 @@ class Replica:
     """One replica of a model, as the registry announces it.
 
     `capacity` is its relative weight (1.0 for the reference machine). `prefill_rate` is measured in
-    uncached prompt tokens per second; `block_size` in tokens; `kv_blocks` is the GPU cache's size in
+    uncached prompt tokens per second, None before it was; `block_size` in tokens; `kv_blocks` is the GPU cache's size in
     blocks, 0 when unknown. An empty `adapters` means base model only.
     """
 
     id: str
     block_size: int = 16
     capacity: float = 1.0
-    prefill_rate: float = 10_000.0
+    prefill_rate: float | None = None
     kv_blocks: int = 0
     role: Role = Role.BOTH
     ready: bool = True
