@@ -41,8 +41,8 @@ class Replica:
     """One replica of a model, as the registry announces it.
 
     `capacity` is its relative weight (1.0 for the reference machine). `prefill_rate` is measured in
-    uncached prompt tokens per second, None before it was; `block_size` in tokens; `kv_blocks` is the GPU cache's size in
-    blocks, 0 when unknown. An empty `adapters` means base model only.
+    uncached prompt tokens per second, None before it was; `block_size` in tokens; `kv_blocks` is the GPU
+    cache's size in blocks, 0 when unknown. An empty `adapters` means base model only.
     """
 
     id: str
