@@ -124,6 +124,16 @@ def test_a_digest_that_comes_before_its_replica_is_ready_is_kept() -> None:
     assert held(view, "b", [7]) == 1
 
 
+def test_what_never_becomes_a_replica_does_not_crowd_out_what_does() -> None:
+    view = view_of()
+    for number in range(5_000):
+        view.digest(snapshot(f"gone-{number}", []), 0.0)
+    view.digest(snapshot("a", [1, 2]), 0.0)
+    view.records(registry_pb2.Records(replicas=[replica("a", "http://a")]), now=1.0)
+    assert held(view, "a", [1, 2]) == 2
+    assert len(view._early) <= 4096
+
+
 def test_a_digest_with_a_wrong_sum_asks_for_another() -> None:
     view = view_of(replica("a", "http://a"))
     assert view.digest(snapshot("a", [1, 2], xor=9), 0.0) is core.Sync.RESYNC

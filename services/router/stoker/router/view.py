@@ -340,8 +340,11 @@ class View:
         if update.snapshot:
             early[:] = [held for held in early if held.tier != update.tier]
         early.append(update)
-        if len(early) > _EARLY_UPDATES or len(self._early) > _EARLY_REPLICAS:
+        if len(early) > _EARLY_UPDATES:
             del self._early[update.replica_id]  # what follows will not fit, and ask for a snapshot
+        elif len(self._early) > _EARLY_REPLICAS:
+            # The oldest: an engine's last word often comes after its replica has gone, and stays here.
+            del self._early[next(iter(self._early))]
 
     def _catch_up(self, now: float) -> None:
         for replica_id in [name for name in self._early if name in self.targets]:
