@@ -44,6 +44,18 @@ def test_a_record_comes_back_as_it_was(state: StateDir) -> None:
     assert list(state.records()) == []
 
 
+def test_incarnations_rise_though_the_clock_is_set_back(state: StateDir, tmp_path: Path) -> None:
+    assert state.next_incarnation(1_000) == 1_000
+    assert state.next_incarnation(2_000) == 2_000
+    state.close()
+    restarted = StateDir(tmp_path / "state")
+    restarted.open()
+    assert restarted.next_incarnation(500) == 2_001
+    for rubbish in ("", "soon", "-7", str(1 << 70)):
+        (tmp_path / "state" / "incarnation").write_text(rubbish)
+        assert restarted.next_incarnation(3_000) == 3_000
+
+
 def test_an_unreadable_record_is_set_aside(state: StateDir, tmp_path: Path) -> None:
     state.write(record())
     (tmp_path / "state/members/broken.json").write_text('{"task": 3')

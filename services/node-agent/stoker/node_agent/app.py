@@ -57,7 +57,7 @@ async def serve(config: AgentConfig, stop: asyncio.Event) -> None:
 async def _serve(
     config: AgentConfig, stop: asyncio.Event, state: StateDir, server: RpcServer, session: aiohttp.ClientSession
 ) -> None:
-    node = describe(config, server.port)
+    node = describe(config, server.port, _incarnation(state))
     rng = Random()  # noqa: S311 - jitter and ports
     registry = ReportSession(config.registries, node, rng=rng) if config.registries else None
     in_flight = InFlight(config.relay.max_streams)
@@ -142,12 +142,21 @@ async def _stop(
         await registry.close()
 
 
-def describe(config: AgentConfig, port: int) -> common_pb2.Node:
+def _incarnation(state: StateDir) -> int:
+    now = time.time_ns()
+    try:
+        return state.next_incarnation(now)
+    except OSError as error:  # a full disk costs the memory of it, not the agent
+        log.warning("agent.incarnation_unwritten", error=str(error))
+        return now
+
+
+def describe(config: AgentConfig, port: int, incarnation: int) -> common_pb2.Node:
     """This host as the fleet knows it."""
     host, explicit_port = _public_host(config)
     return common_pb2.Node(
         node_id=config.node_id or socket.gethostname(),
-        incarnation=time.time_ns(),
+        incarnation=incarnation,
         grpc_endpoint=f"{host}:{explicit_port or port}",
         host=host,
         gpus=gpus.inventory(),

@@ -110,6 +110,9 @@ def record_of(member: Member, before: Record | None = None) -> Record:
     )
 
 
+_ABSURD = 1 << 62
+
+
 class StateDir:
     """One agent's directory."""
 
@@ -143,6 +146,21 @@ class StateDir:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def next_incarnation(self, wall_ns: int) -> int:
+        """A number above that of every agent before on this directory; with a clock that runs well, `wall_ns`.
+
+        Raises OSError when it cannot be written down.
+        """
+        path = self._root / "incarnation"
+        try:
+            last = int(path.read_text())
+        except (OSError, ValueError):
+            last = 0
+        # A host whose clock was set back must not take itself for the older of two.
+        number = max(wall_ns, last + 1 if 0 <= last < _ABSURD else 0)
+        _replace(path, str(number).encode())
+        return number
 
     def records(self) -> Iterator[Record]:
         """All records; one that cannot be read is set aside and told of, never fatal."""
