@@ -17,7 +17,7 @@ from stoker.common.errors import InvalidRequest
 from stoker.router import core
 from stoker.router.confirm import Confirmations
 from stoker.router.plan import Plan, Planner
-from stoker.router.prompt import COMPLETIONS, read
+from stoker.router.prompt import COMPLETIONS, TOKENIZE, read
 from stoker.router.render import Conversation
 from stoker.router.routing import Router
 from stoker.router.tokenizer_store import TokenizerStore
@@ -119,6 +119,15 @@ async def test_an_absurd_text_is_refused_without_being_tokenized(bench: Bench) -
     with pytest.raises(InvalidRequest) as refused:
         await bench.plan(prompt="x" * (16384 * 8 + 1))
     assert refused.value.fields[0].field == "input_text"
+    assert not bench.tokenizer.threads
+
+
+async def test_tokenizing_computes_nothing_that_could_be_found_again(bench: Bench) -> None:
+    body = {"model": "tiny", "prompt": "a bb ccc dddd eeeee " * 50}
+    pool, adapter = bench.view.resolve("tiny")
+    plan = await bench.planner.plan(read(TOKENIZE, body, str(body).encode()), pool, adapter, "stoker")
+    assert (list(plan.request.keys), plan.source) == ([], "none")
+    assert (plan.request.prompt_tokens, plan.request.output_tokens) == (1, 0)
     assert not bench.tokenizer.threads
 
 

@@ -17,7 +17,7 @@ import msgspec
 from stoker.common.blocks import block_keys, root_key
 from stoker.common.errors import FieldViolation, InvalidRequest
 from stoker.router import core, metrics
-from stoker.router.prompt import Asked, Prompt
+from stoker.router.prompt import TOKENIZE, Asked, Prompt
 from stoker.router.render import NotRendered
 from stoker.router.tokenizer import ModelTokenizer
 from stoker.router.tokenizer_store import TokenizerStore
@@ -66,7 +66,11 @@ class Planner:
         """Count and hash. Raises InvalidRequest for a prompt that no replica can take."""
         prompt = asked.prompt
         _refuse_long_output(prompt, pool)
-        if policy == core.ROUND_ROBIN:
+        tokenizes = asked.api == TOKENIZE
+        if tokenizes:
+            # No KV is computed: speculation on it would send others after blocks that are not there.
+            read = _Read((), 1, NONE, TOKENIZE)
+        elif policy == core.ROUND_ROBIN:
             # The baseline looks at nothing.
             read = _Read((), max(1, prompt.size // _BYTES_PER_TOKEN), NONE, policy)
         else:
@@ -81,7 +85,7 @@ class Planner:
             keys=() if session and read.source == BYTES else read.keys,
             prompt_tokens=read.tokens,
             block_size=pool.block_size,
-            output_tokens=output * prompt.choices,
+            output_tokens=0 if tokenizes else output * prompt.choices,
             adapter=adapter,
             session=session,
         )
