@@ -14,6 +14,7 @@ import pytest
 
 from stoker.api.inference.v1 import inference_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2
+from stoker.common import service
 from stoker.common.errors import StokerError
 from stoker.local.model import cached
 from stoker.node_agent.process import start_time
@@ -149,7 +150,7 @@ async def test_a_newer_agent_of_the_same_node_wins(tmp_path: Path, registry: Reg
         await reaches(older, "double-0", READY)
         with newer.running():
             assert older.process is not None
-            assert await asyncio.to_thread(older.process.wait, 20) == 1
+            assert await asyncio.to_thread(older.process.wait, 20) == service.EXIT_STAY_DOWN
             assert "SUPERSEDED" in older.tail()
             assert len(older.engine_pids()) == 1
 
