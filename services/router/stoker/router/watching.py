@@ -33,7 +33,7 @@ _TOPICS = (
     registry_pb2.TOPIC_DIGESTS,
     registry_pb2.TOPIC_DISPATCHES,
 )
-# A wrong digest costs a whole new watch; wrong ones that keep coming must not keep all registries busy.
+# A wrong digest has all told anew; wrong ones that keep coming must not keep all registries busy.
 _RESYNC_PAUSE_S = 15.0
 
 
@@ -55,32 +55,35 @@ class Watching:
         self._clock = clock
 
     async def run(self) -> None:
-        """Watch; begin anew when a digest turns out wrong."""
+        """Watch; begin anew when an event could not be taken."""
         while True:
             async with FleetWatch(self._registries, _TOPICS, watcher=self._watcher) as watch:
                 await self._follow(watch)
-            metrics.RESYNCS.inc()
 
     async def _follow(self, watch: FleetWatch) -> None:
-        """Apply events; returns when all must be told anew."""
+        """Apply events, and have wrong digests told anew; returns when everything must be."""
         first = True
         may_resync_at = self._clock() + _RESYNC_PAUSE_S
-        wrong = False
+        lost, wrong = False, set[str]()
         async with contextlib.aclosing(watch.events()) as events:  # type: ignore[type-var]
             async for event in events:
                 try:
-                    wrong = self._apply(event, whole=first) or wrong
+                    if self._apply(event, whole=first) is core.Sync.RESYNC and isinstance(event, DigestChanged):
+                        wrong.add(event.update.replica_id)
                 except Exception:
                     # The last view serves on; what this event should have told comes with a new watch.
                     log.exception("view.event_not_taken", kind=type(event).__name__)
-                    wrong = True
+                    lost = True
                 if isinstance(event, RecordsChanged) and event.snapshot:
                     first = False
-                if wrong and self._clock() >= may_resync_at:
-                    return
+                if (lost or wrong) and self._clock() >= may_resync_at:
+                    if lost:
+                        return
+                    _resync(watch, wrong)
+                    may_resync_at = self._clock() + _RESYNC_PAUSE_S
 
-    def _apply(self, event: FleetEvent, *, whole: bool) -> bool:
-        """Take one event; True when a digest is wrong."""
+    def _apply(self, event: FleetEvent, *, whole: bool) -> core.Sync:
+        """Take one event; RESYNC when a digest is wrong."""
         now = self._clock()
         match event:
             case RecordsChanged(upserts, removals, snapshot):
@@ -91,14 +94,20 @@ class Watching:
             case DigestChanged(update):
                 if self._view.digest(update, now) is core.Sync.RESYNC:
                     log.error("view.digest_wrong", replica=update.replica_id, sequence=update.sequence)
-                    return True
+                    return core.Sync.RESYNC
             case DispatchesSeen(_, dispatches):
                 metrics.OVERHEARD.inc(len(dispatches))
                 self._view.dispatched(dispatches, now)
             case SourceChanged(endpoint, connected, freshness):
                 self._view.source(endpoint, connected, freshness, now)
                 metrics.REGISTRIES.set(sum(source.connected for source in self._view.sources.values()))
-        return False
+        return core.Sync.APPLIED
+
+
+def _resync(watch: FleetWatch, wrong: set[str]) -> None:
+    while wrong:
+        watch.resync(wrong.pop())
+        metrics.RESYNCS.inc()
 
 
 class Announcing:

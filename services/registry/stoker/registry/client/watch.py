@@ -36,6 +36,8 @@ class _Source:
     endpoint: str
     connected: bool = False
     heard_at: float = float("-inf")
+    again: bool = False
+    """Whether all is to be told anew."""
     freshness: registry_pb2.Freshness | None = None
     pieces: dict[Name, Record] = field(default_factory=dict)
     upserts: dict[Name, Record] = field(default_factory=dict)
@@ -117,6 +119,15 @@ class FleetWatch:
         while True:
             yield await self._events.get()
 
+    def resync(self, replica_id: str) -> None:
+        """What was told of a replica's blocks turned out wrong: have it told anew, within some seconds.
+
+        Everything else stays as it is: records, and the digests of others, go on from where they are.
+        """
+        self._digests.forget(replica_id)
+        for source in self._sources.values():
+            source.again = True
+
     async def start(self) -> None:
         """Open the streams."""
         self._tasks = [
@@ -163,6 +174,7 @@ class FleetWatch:
 
     async def _stream(self, source: _Source, channel: grpc.aio.Channel) -> None:
         stub: registry_pb2_grpc.RegistryServiceAsyncStub = registry_pb2_grpc.RegistryServiceStub(channel)
+        source.again = False
         call = stub.Watch(self._request)
         loop = asyncio.get_running_loop()
         try:
@@ -172,6 +184,8 @@ class FleetWatch:
                 if not isinstance(message, registry_pb2.WatchResponse):
                     return
                 source.heard_at = loop.time()
+                if source.again:
+                    raise _Gap("a digest was wrong")
                 for event in self._take(source, message):
                     await self._events.put(event)
         finally:
