@@ -75,6 +75,26 @@ def test_a_gap_keeps_what_is_held_but_vouches_for_it_no_more() -> None:
     assert held(store) == {1, 2, 3, 4}
 
 
+def test_a_replica_is_doubtful_until_every_tier_is_whole_again() -> None:
+    store = DigestStore(max_keys=2)
+    store.apply(snapshot("chat-0", {1}, 1))
+    assert store.doubtful() == set()
+    on_disk = delta("chat-0", {1}, 1, {1})
+    on_disk.tier = common_pb2.TIER_STORAGE
+    assert store.apply(on_disk) is Outcome.RESYNC
+    assert store.apply(delta("chat-0", {1, 2, 3}, 2, {2, 3})) is Outcome.RESYNC, "too large"
+    assert store.doubtful() == {"chat-0"}
+    assert store.apply(snapshot("chat-0", {1, 2}, 2)) is Outcome.APPLIED
+    assert store.doubtful() == {"chat-0"}, "one good tier heals no other"
+    whole = snapshot("chat-0", {1}, 1)
+    whole.tier = common_pb2.TIER_STORAGE
+    assert store.apply(whole) is Outcome.APPLIED
+    assert store.doubtful() == set()
+    assert store.apply(delta("chat-0", {1}, 9, {1})) is Outcome.RESYNC
+    store.forget("chat-0")
+    assert store.doubtful() == set()
+
+
 def test_a_repeated_step_is_stale_and_a_restatement_harmless() -> None:
     store = DigestStore()
     store.apply(snapshot("chat-0", {1}, 1))

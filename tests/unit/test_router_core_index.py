@@ -128,6 +128,16 @@ def test_each_tier_counts_its_own_steps() -> None:
     assert index.trust("a", 38.0) == 1.0
 
 
+def test_steps_of_one_tier_do_not_keep_another_fresh() -> None:
+    index = BlockIndex(fresh_s=10.0, stale_s=20.0)
+    index.snapshot("a", snapshot([101], sequence=7), 0.0)
+    index.snapshot("a", snapshot([102], sequence=3, tier=Tier.CPU), 0.0)
+    assert index.delta("a", delta(8, stored=[104]), 20.0) is Sync.APPLIED
+    assert index.trust("a", 20.0) == 0.0, "the registry may have lost steps of the other, and say so"
+    index.vouch("a", 20.0)
+    assert index.trust("a", 20.0) == 1.0
+
+
 def test_a_new_life_told_in_one_tier_drops_the_old_one_in_all() -> None:
     index = BlockIndex()
     index.snapshot("a", Snapshot(1, 1, {Tier.GPU: [101], Tier.CPU: [102]}), 0.0)

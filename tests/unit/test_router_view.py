@@ -186,6 +186,16 @@ def test_silence_ages_a_digest_and_a_registry_that_vouches_keeps_it_fresh() -> N
     assert index.trust("a", 120.0) == 0.0
 
 
+def test_nobody_vouches_for_a_digest_that_its_registry_doubts() -> None:
+    view = view_of(replica("a", "http://a"))
+    index = view.pools["tiny"].fleet.index
+    view.digest(snapshot("a", [1]), 0.0)
+    view.source("r", True, registry_pb2.Freshness(nodes=["node-of-a"], doubtful_replicas=["a"]), 60.0)
+    assert index.trust("a", 60.0) == 0.0
+    view.source("r", True, registry_pb2.Freshness(nodes=["node-of-a"], doubtful_replicas=["b"]), 61.0)
+    assert index.trust("a", 61.0) == 1.0
+
+
 def test_the_odd_one_out_earns_no_credit_but_stays() -> None:
     view = view_of(
         replica("a", "http://a", sha256="x"),

@@ -140,6 +140,7 @@ class Hub:
             stale=staleness_s > self._config.watch.stale_s,
             revision=self.state.revision if revision is None else revision,
             nodes=sorted(self._agents),
+            doubtful_replicas=sorted(self.digests.doubtful()),
         )
 
     def require_synced(self) -> None:

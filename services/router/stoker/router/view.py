@@ -373,9 +373,9 @@ class View:
         if not connected or freshness is None:
             return
         source.heard_at = now
-        nodes = set(freshness.nodes)
+        nodes, doubtful = set(freshness.nodes), set(freshness.doubtful_replicas)
         for target in self.targets.values():
-            if target.record.node_id in nodes and target.pool is not None:
+            if target.record.node_id in nodes and target.id not in doubtful and target.pool is not None:
                 target.pool.fleet.index.vouch(target.id, now)
 
     def tidy(self, limit: int = 50_000) -> None:

@@ -56,10 +56,20 @@ class DigestStore:
     max_keys: int = 4_000_000
     _held: dict[Series, _Held] = field(default_factory=dict)
     _partial: dict[Series, _Partial] = field(default_factory=dict)
+    _doubtful: set[Series] = field(default_factory=set)
 
     def apply(self, update: registry_pb2.DigestUpdate) -> Outcome:
         """Take an update. Raises InvalidRequest when its keys are malformed."""
-        return self._snapshot(update) if update.snapshot else self._delta(update)
+        outcome = self._snapshot(update) if update.snapshot else self._delta(update)
+        if outcome is Outcome.RESYNC:
+            self._doubtful.add((update.replica_id, update.tier))
+        elif outcome is Outcome.APPLIED:
+            self._doubtful.discard((update.replica_id, update.tier))
+        return outcome
+
+    def doubtful(self) -> set[str]:
+        """Replicas of whose digest a tier is not what its agent tells: a snapshot is still owed."""
+        return {replica_id for replica_id, _ in self._doubtful}
 
     def _delta(self, update: registry_pb2.DigestUpdate) -> Outcome:
         held = self._held.get((update.replica_id, update.tier))
@@ -136,6 +146,7 @@ class DigestStore:
         for table in (self._held, self._partial):
             for series in [series for series in table if series[0] == replica_id]:
                 del table[series]
+        self._doubtful = {series for series in self._doubtful if series[0] != replica_id}
 
     def keys_held(self) -> int:
         """Keys in all sets together."""

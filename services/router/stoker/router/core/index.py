@@ -50,7 +50,6 @@ class BlockIndex:
             slot = index.slots.get(replica)
             if slot is not None and slot.epoch < message.epoch:
                 index.forget(replica)
-        self.vouch(replica, now)
         return Sync.APPLIED
 
     def delta(self, replica: str, message: Delta, now: float) -> Sync:
@@ -73,7 +72,6 @@ class BlockIndex:
         for result in (Sync.RESYNC, Sync.STALE):
             if result in results:
                 return result
-        self.vouch(replica, now)
         return Sync.APPLIED
 
     def vouch(self, replica: str, now: float) -> None:

@@ -867,6 +867,7 @@ class Freshness(Message):
     STALE_FIELD_NUMBER: int
     REVISION_FIELD_NUMBER: int
     NODES_FIELD_NUMBER: int
+    DOUBTFUL_REPLICAS_FIELD_NUMBER: int
     registry_id: str
     """Who speaks."""
     etcd_staleness_ms: int
@@ -879,6 +880,12 @@ class Freshness(Message):
     def nodes(self) -> RepeatedScalarFieldContainer[str]:
         """Nodes whose agents stream to this registry, all of them: their load and digests come from here."""
 
+    @property
+    def doubtful_replicas(self) -> RepeatedScalarFieldContainer[str]:
+        """Replicas of these nodes of whose digest a step is missing or wrong here, until its snapshot has come: what was
+        told of their blocks is not vouched for.
+        """
+
     def __init__(
         self,
         *,
@@ -887,8 +894,9 @@ class Freshness(Message):
         stale: bool = ...,
         revision: int = ...,
         nodes: Iterable[str] | None = ...,
+        doubtful_replicas: Iterable[str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["etcd_staleness_ms", b"etcd_staleness_ms", "nodes", b"nodes", "registry_id", b"registry_id", "revision", b"revision", "stale", b"stale"]) -> None: ...
+    def ClearField(self, field_name: Literal["doubtful_replicas", b"doubtful_replicas", "etcd_staleness_ms", b"etcd_staleness_ms", "nodes", b"nodes", "registry_id", b"registry_id", "revision", b"revision", "stale", b"stale"]) -> None: ...
 
 @final
 class GetFleetRequest(Message):
