@@ -22,4 +22,5 @@ with grpc.insecure_channel(target) as channel:
             print(response.delta.text, end="", flush=True)
         else:
             usage = response.finished.usage
-            print(f"\n[{usage.prompt_tokens} prompt tokens, {usage.cached_prompt_tokens} of them cached]")
+            cached = usage.cached_prompt_tokens if usage.HasField("cached_prompt_tokens") else "an unknown number"
+            print(f"\n[{usage.prompt_tokens} prompt tokens, {cached} of them cached]")

@@ -192,6 +192,14 @@ def test_what_arrives_together_leaves_together() -> None:
     assert (stream.usage.prompt_tokens, stream.usage.cached_prompt_tokens) == (9, 8)
 
 
+@pytest.mark.parametrize("details", [None, {}, {"cached_tokens": None}, {"cached_tokens": 0}])
+def test_what_the_engine_does_not_say_of_its_cache_stays_unknown(details: dict[str, Any] | None) -> None:
+    stream = EventStream()
+    stream.feed(events({"choices": [], "usage": {"prompt_tokens": 9, "prompt_tokens_details": details}}))
+    assert stream.usage is not None
+    assert stream.usage.HasField("cached_prompt_tokens") is (details == {"cached_tokens": 0})
+
+
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(1, 40)))
 def test_any_split_of_the_bytes_says_the_same(cuts: list[int]) -> None:

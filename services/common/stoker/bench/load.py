@@ -129,7 +129,7 @@ class HttpSender:
             ttft_s=ttft_s,
             total_s=time.perf_counter() - start,
             prompt_tokens=usage.get("prompt_tokens", 0),
-            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
             completion_tokens=usage.get("completion_tokens", 0),
             replica=replica,
         )
@@ -177,14 +177,15 @@ class GrpcSender:
                 finished = answer.finished
         if ttft_s is None or finished is None:
             raise RequestFailed("no_output" if ttft_s is None else "unfinished")
+        usage = finished.usage
         return Sample(
             api="grpc",
             began_s=began_s,
             ttft_s=ttft_s,
             total_s=time.perf_counter() - start,
-            prompt_tokens=finished.usage.prompt_tokens,
-            cached_tokens=finished.usage.cached_prompt_tokens,
-            completion_tokens=finished.usage.completion_tokens,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_prompt_tokens if usage.HasField("cached_prompt_tokens") else None,
+            completion_tokens=usage.completion_tokens,
             replica=replica,
         )
 

@@ -20,7 +20,8 @@ class Sample:
     """To the first content; None if none came."""
     total_s: float = 0.0
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
+    """Prompt tokens that the engine found in its cache; None where it does not say."""
     completion_tokens: int = 0
     replica: str = ""
     error: str = ""

@@ -211,7 +211,7 @@ def usage_of(usage: _Usage) -> common_pb2.Usage:
     details = usage.prompt_tokens_details
     return common_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
-        cached_prompt_tokens=(details.cached_tokens or 0) if details is not None else 0,
+        cached_prompt_tokens=details.cached_tokens if details is not None else None,
         completion_tokens=usage.completion_tokens or 0,
     )
 

@@ -371,14 +371,16 @@ class Usage(Message):
     prompt_tokens: int
     """Prompt tokens."""
     cached_prompt_tokens: int
-    """Prompt tokens found in the prefix cache."""
+    """Prompt tokens found in the prefix cache; unset where the engine does not say."""
     completion_tokens: int
     """Generated tokens, all choices together."""
     def __init__(
         self,
         *,
         prompt_tokens: int = ...,
-        cached_prompt_tokens: int = ...,
+        cached_prompt_tokens: int | None = ...,
         completion_tokens: int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]) -> None: ...
+    def HasField(self, field_name: Literal["_cached_prompt_tokens", b"_cached_prompt_tokens", "cached_prompt_tokens", b"cached_prompt_tokens"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_cached_prompt_tokens", b"_cached_prompt_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]) -> None: ...
+    def WhichOneof(self, oneof_group: Literal["_cached_prompt_tokens", b"_cached_prompt_tokens"]) -> Literal["cached_prompt_tokens"] | None: ...
