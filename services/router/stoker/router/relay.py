@@ -152,9 +152,12 @@ class Relay:
                     await out.write(openai_errors.event(error))
                     await out.write_eof()
                     said = True
-        out.force_close()
-        if not said and self._request.transport is not None:
-            self._request.transport.abort()
+        # A response that ended properly leaves its connection usable: closing it would fail the client's next
+        # request, which may be on its way already.
+        if not said:
+            out.force_close()
+            if self._request.transport is not None:
+                self._request.transport.abort()
         return out
 
     def count_usage(self) -> None:
