@@ -9,6 +9,7 @@ from pathlib import Path
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.config import load
+from stoker.common.fingerprint import fingerprint
 from stoker.node_agent import tokenizer_files
 from stoker.router.app import RouterApp
 from stoker.router.config import RouterConfig
@@ -20,7 +21,7 @@ QUICK = ("checks.interval_s=0.2", "checks.timeout_s=1", "drain_s=5")
 def tokenizer_of(model: Path) -> tuple[str, ModelTokenizer]:
     """A model directory's tokenizer, and its fingerprint as an agent would give it."""
     files = {name: (model / name).read_bytes() for name in tokenizer_files.NAMES if (model / name).is_file()}
-    return tokenizer_files.fingerprint(files), ModelTokenizer(files)
+    return fingerprint(files), ModelTokenizer(files)
 
 
 def replica(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.common.fingerprint import fingerprint
 from stoker.node_agent import state_files, tokenizer_files
 from stoker.node_agent.core.digest import ReplicaDigest
 from stoker.node_agent.core.gang import State
@@ -127,12 +128,12 @@ def test_only_tokenizer_files_are_found(tmp_path: Path) -> None:
 def test_the_fingerprint_follows_tokenizer_and_template_wherever_it_is(tmp_path: Path) -> None:
     in_file = {"tokenizer.json": b"{}", "chat_template.jinja": b"T"}
     in_config = {"tokenizer.json": b"{}", "tokenizer_config.json": json.dumps({"chat_template": "T"}).encode()}
-    assert tokenizer_files.fingerprint(in_file) == tokenizer_files.fingerprint(in_config)
-    assert tokenizer_files.fingerprint({**in_file, "chat_template.jinja": b"U"}) != tokenizer_files.fingerprint(
+    assert fingerprint(in_file) == fingerprint(in_config)
+    assert fingerprint({**in_file, "chat_template.jinja": b"U"}) != fingerprint(
         in_file
     )
-    assert tokenizer_files.fingerprint({**in_file, "tokenizer.json": b"[]"}) != tokenizer_files.fingerprint(in_file)
-    assert tokenizer_files.fingerprint({"config.json": b"{}"}) == ""
+    assert fingerprint({**in_file, "tokenizer.json": b"[]"}) != fingerprint(in_file)
+    assert fingerprint({"config.json": b"{}"}) == ""
 
 
 def test_a_model_of_the_hub_is_found_in_its_cache(tmp_path: Path) -> None:

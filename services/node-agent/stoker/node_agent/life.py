@@ -12,6 +12,7 @@ import structlog
 
 from stoker.api.registry.v1 import records_pb2
 from stoker.common.errors import StokerError
+from stoker.common.fingerprint import fingerprint
 from stoker.node_agent import state_files, telemetry, tokenizer_files, wire
 from stoker.node_agent.block_feed import BlockFeed
 from stoker.node_agent.core.digest import ReplicaDigest
@@ -120,7 +121,7 @@ class Life:
             info,
             http_url=f"http://{self._around.node.host}:{self._request.http_port}",
             kind=self._engine.name,
-            tokenizer_sha256=tokenizer_files.fingerprint(files),
+            tokenizer_sha256=fingerprint(files),
             max_num_seqs=argument(self._task.engine_args, "--max-num-seqs") or 0,
         )
         self._meter = Meter(info.block_size, info.kv_blocks)

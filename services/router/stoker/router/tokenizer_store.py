@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import structlog
 from stoker.api.node.v1 import node_pb2, node_pb2_grpc
 from stoker.common.backoff import Backoff
 from stoker.common.errors import StokerError
+from stoker.common.fingerprint import fingerprint
 from stoker.router.tokenizer import ModelTokenizer
 from stoker.router.view import Target
 
@@ -23,6 +25,12 @@ _FETCH_S = 30.0
 _MAX_BYTES = 256 * 1024 * 1024
 _MAX_TOKENIZERS = 64
 _BACKOFF = Backoff(first_s=0.5, max_s=15.0)
+
+
+class WrongTokenizer(StokerError):
+    """What an agent sent is not the tokenizer that it announced."""
+
+    reason = "WRONG_TOKENIZER"
 
 
 class TokenizerStore:
@@ -64,8 +72,11 @@ class TokenizerStore:
             while target.pool is not None and target.record.engine.tokenizer_sha256 == sha256:
                 try:
                     files = await asyncio.to_thread(self._cached, sha256) or await self._fetch(target)
+                    _require(sha256, files, target)
                     self.add(sha256, await asyncio.to_thread(ModelTokenizer, files))
                     await asyncio.to_thread(self._keep, sha256, files)
+                except WrongTokenizer as error:
+                    log.error("tokenizer.refused", replica=target.id, sha256=sha256[:12], error=error.message)
                 except (StokerError, grpc.RpcError, TimeoutError) as error:
                     log.warning("tokenizer.fetch_failed", replica=target.id, sha256=sha256[:12], error=_text(error))
                 else:
@@ -95,7 +106,13 @@ class TokenizerStore:
         folder = self._folder(sha256)
         if folder is None or not folder.is_dir():
             return None
-        return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        with contextlib.suppress(OSError):  # a cache that cannot be read is no cache
+            files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+            if fingerprint(files) == sha256:
+                return files
+            log.error("tokenizer.cache_damaged", folder=str(folder), sha256=sha256[:12])
+            shutil.rmtree(folder)
+        return None
 
     def _keep(self, sha256: str, files: dict[str, bytes]) -> None:
         folder = self._folder(sha256)
@@ -112,6 +129,16 @@ class TokenizerStore:
         if self._cache_dir is None or not sha256.isalnum():
             return None
         return self._cache_dir / sha256
+
+
+def _require(sha256: str, files: dict[str, bytes], target: Target) -> None:
+    found = fingerprint(files)
+    if found != sha256:
+        raise WrongTokenizer(
+            f"{target.record.agent_endpoint} sent files of {target.id} with fingerprint {found[:12] or 'none'}, but "
+            f"announces {sha256[:12]}: the model's files changed under its engine, or the transfer is damaged; "
+            "restart the replica where they changed"
+        )
 
 
 def _text(error: Exception) -> str:
