@@ -94,14 +94,16 @@ class Leadership:
     async def _run(self) -> None:
         attempt = 0
         while True:
-            if self._fence is None:
+            try:
+                if self._fence is not None:
+                    await self._hold()
                 acquired = await self._try_acquire()
-                attempt = 0 if acquired else attempt + 1
-                if not acquired:
-                    await asyncio.sleep(self._backoff.delay_s(attempt, self._rng))
-                continue
-            await self._hold()
-            attempt = 0
+            except Exception:  # a candidate that stops trying would never lead again, and nobody would notice
+                log.exception("leadership.failed", role=self._role, candidate=self._candidate)
+                acquired = False
+            attempt = 0 if acquired else attempt + 1
+            if not acquired:
+                await asyncio.sleep(self._backoff.delay_s(attempt, self._rng))
 
     async def _try_acquire(self) -> bool:
         now = asyncio.get_running_loop().time
