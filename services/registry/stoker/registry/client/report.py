@@ -185,6 +185,9 @@ class ReportSession:
                 because = "it is silent"
             except StokerError as error:
                 because = error.message
+            except Exception as error:  # an agent that stays silent would lose its node
+                log.exception("report.failed", endpoint=endpoint)
+                because = repr(error)
             if self.connected.is_set():
                 self.connected.clear()
                 attempt = 0

@@ -163,6 +163,9 @@ class FleetWatch:
                 because = f"silent for {self._silence_s:g} s"
             except _Gap as error:
                 because = str(error)
+            except Exception as error:  # a stream that is not opened again would leave its part of the view to age
+                log.exception("watch.failed", endpoint=source.endpoint)
+                because = repr(error)
             was_connected = source.connected
             source.reset()
             self._digests.disconnected(source.endpoint)
