@@ -42,7 +42,7 @@ def figures(keys: int) -> dict[str, float]:
     for number in range(100):
         fleet.put(Replica(f"chat-{number}"))
     requests = [Request([*shown, *(rng.getrandbits(64) for _ in range(keys))], 64 * keys) for _ in range(BATCH)]
-    decision = Decision("chat-0", Reason.EXACT, 48 * keys, 16 * keys, False, (), shown_tokens=48 * keys)
+    decision = Decision("chat-0", Reason.EXACT, 48 * keys, 16 * keys, False, shown_tokens=48 * keys)
 
     def make() -> bytes:
         batch = registry_pb2.AnnounceRequest(router_id="router-1:4711:01234567")

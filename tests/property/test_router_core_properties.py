@@ -83,11 +83,7 @@ def test_two_routers_with_the_same_view_agree(fleet: Fleet, request: Request, on
 @given(fleets(), st.lists(prompts, max_size=10), st.data())
 def test_no_path_leaks_load(fleet: Fleet, requests: list[Request], data: st.DataObject) -> None:
     before = {name: fleet.load.load(name) for name in fleet.replicas}
-    flights = []
-    for request in requests:
-        decision = decide(request, fleet, 1.0, Random(0))
-        others = [decision.replica, *decision.fallbacks]
-        flights.append(fleet.dispatch(request, decision, 1.0, replica=data.draw(st.sampled_from(others))))
+    flights = [fleet.dispatch(request, decide(request, fleet, 1.0, Random(0)), 1.0) for request in requests]
     for flight in data.draw(st.permutations(flights + flights)):
         if data.draw(st.booleans()):
             fleet.first_token(flight, 2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -43,7 +44,8 @@ def test_the_longest_reported_prefix_wins() -> None:
     decision = decide(REQUEST, made, 0.0, Random(1), explain=True)
     assert (decision.replica, decision.reason) == ("b", Reason.EXACT)
     assert (decision.cached_tokens, decision.prefill_tokens) == (640, 5)
-    assert decision.fallbacks[0] == "c"
+    retried = decide(replace(REQUEST, exclude=frozenset({"b"})), made, 0.0, Random(1))
+    assert (retried.replica, retried.cached_tokens) == ("c", 320), "where a retry goes"
     assert {candidate.replica: candidate.exact for candidate in decision.candidates} == {"a": 0, "b": 640, "c": 320}
 
 

@@ -11,16 +11,16 @@ How a router uses it (all times are its own monotonic seconds):
     keys = blocks.block_keys(tokens, block_size, blocks.root_key(model, lora=…, cache_salt=…))
     request = Request(keys, prompt_tokens, block_size, …)
     decision = decide(request, fleet, now, rng, policy="stoker", explain=False)   # raises Unavailable
-    flight = fleet.dispatch(request, decision, now)     # replica=… for one of decision.fallbacks
+    flight = fleet.dispatch(request, decision, now)
     told = Dispatched.of(request, decision)             # for the other routers, which note it by
     fleet.overhear(told, at, now)                       # at: when it was dispatched, by the own clock
     fleet.first_token(flight, now); fleet.release(flight, now)    # release on every path; both idempotent
     fleet.observe(replica, Outcome.OK | FAULT | CALLER, now)      # passive health
     budget = RetryBudget(); budget.request(); budget.take(first_token_sent=…)
 
-Retry: release the flight, `budget.take()`, then either dispatch to the next of `decision.fallbacks`, or
-decide again with `Request.exclude` naming what was tried. An engine restart: a Snapshot with a higher
-epoch. A replica that left: `remove`. `Decision.candidates` (with explain=True) is all that Explain shows.
+Retry: release the flight, `budget.take()`, then decide again with `Request.exclude` naming what was tried.
+An engine restart: a Snapshot with a higher epoch. A replica that left: `remove`. `Decision.candidates` (with
+explain=True) is all that Explain shows.
 """
 
 from stoker.router.core.decide import POLICIES, ROUND_ROBIN, STOKER, decide

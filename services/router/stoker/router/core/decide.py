@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from heapq import nsmallest
 from itertools import islice
 from random import Random
 
@@ -16,7 +15,6 @@ STOKER = "stoker"
 ROUND_ROBIN = "round_robin"
 POLICIES = (STOKER, ROUND_ROBIN)
 
-_FALLBACKS = 3
 _RANKS = 8  # places on the ring worth telling apart: beyond them, load alone decides
 
 
@@ -32,9 +30,7 @@ def decide(
         return _round_robin(request, fleet, replicas)
     views = weigh(request, fleet, replicas, now, rng)
     opened = [view for view in views if view.load + view.weight <= view.bound]
-    best, *rest = nsmallest(1 + _FALLBACKS, opened or views, key=_preference if opened else _excess)
-    if len(rest) < _FALLBACKS and opened:
-        rest += nsmallest(_FALLBACKS - len(rest), (view for view in views if not view.open), key=_excess)
+    best = min(opened, key=_preference) if opened else min(views, key=_excess)
     cached = round(best.cached)
     return Decision(
         replica=best.replica,
@@ -42,7 +38,6 @@ def decide(
         cached_tokens=cached,
         prefill_tokens=request.prompt_tokens - cached,
         over_bound=not opened,
-        fallbacks=tuple(view.replica for view in rest),
         candidates=_explained(views, fleet, now) if explain else (),
         shown_tokens=best.exact if best.trust == 1.0 else 0,
     )
@@ -174,7 +169,6 @@ def _reason(best: Candidate, views: list[Candidate], opened: bool) -> Reason:
 def _round_robin(request: Request, fleet: Fleet, replicas: Sequence[Replica]) -> Decision:
     """The baseline: each candidate in turn, whatever it holds."""
     ids = sorted(replica.id for replica in replicas)
-    start = fleet.turn % len(ids)
+    chosen = ids[fleet.turn % len(ids)]
     fleet.turn += 1
-    order = ids[start:] + ids[:start]
-    return Decision(order[0], Reason.ROUND_ROBIN, 0, request.prompt_tokens, False, tuple(order[1 : 1 + _FALLBACKS]))
+    return Decision(chosen, Reason.ROUND_ROBIN, 0, request.prompt_tokens, over_bound=False)

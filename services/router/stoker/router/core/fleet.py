@@ -129,16 +129,14 @@ class Fleet:
                 self.speculation.discard(replica, keys)
         return result
 
-    def dispatch(self, request: Request, decision: Decision, now: float, *, replica: str = "") -> int:
-        """Count a request as sent (to `replica`, or where the decision says). Returns its flight id.
+    def dispatch(self, request: Request, decision: Decision, now: float) -> int:
+        """Count a request as sent where the decision says. Returns its flight id.
 
         Every flight must reach `release`, on every path. A retry is a new dispatch after a release.
         """
-        target = replica or decision.replica
-        prefill = decision.prefill_tokens if target == decision.replica else request.prompt_tokens
-        self.speculation.add(target, request.keys, now)
+        self.speculation.add(decision.replica, request.keys, now)
         kv = self.config.kv_weight * (request.prompt_tokens + request.output_tokens)
-        return self.load.dispatch(target, prefill, kv, now)
+        return self.load.dispatch(decision.replica, decision.prefill_tokens, kv, now)
 
     def overhear(self, told: Dispatched, at: float, now: float) -> None:
         """Note what another router dispatched at `at` (own monotonic seconds). Needs no release.

@@ -102,7 +102,7 @@ class Candidate(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Where a request goes, why, and where to next if that fails before the first token.
+    """Where a request goes, and why. If that fails before the first token: decide again, excluding it.
 
     `cached_tokens` is the predicted hit; `prefill_tokens` what is left to compute. `over_bound` is set
     when no replica was open and the least loaded took it. `shown_tokens` is the part of the prompt that the
@@ -115,7 +115,6 @@ class Decision(NamedTuple):
     cached_tokens: int
     prefill_tokens: int
     over_bound: bool
-    fallbacks: tuple[str, ...]
     candidates: tuple[Candidate, ...] = ()
     shown_tokens: int = 0
 
