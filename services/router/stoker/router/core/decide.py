@@ -94,6 +94,8 @@ def weigh(request: Request, fleet: Fleet, replicas: Sequence[Replica], now: floa
     home = config.home_credit * unknown
     prompt, floor, rates = request.prompt_tokens, config.floor_tokens, fleet.rates
     views = []
+    # Most replicas hold the same few blocks of a prompt.
+    worth: dict[tuple[int, tuple[int, ...], int, float], float] = {}
     for replica, load in zip(replicas, loads, strict=True):
         name = replica.id
         exact = speculative = 0
@@ -104,7 +106,10 @@ def weigh(request: Request, fleet: Fleet, replicas: Sequence[Replica], now: floa
             sureness = trust.get(name, 0.0)
             exact = replica.block_size * (tiers[-1] if tiers else 0)
             speculative = max(exact, replica.block_size * blocks)
-            cached = _cached_tokens(request, config, replica.block_size, tiers, blocks, sureness)
+            known = (replica.block_size, tiers, blocks, sureness)
+            if known not in worth:
+                worth[known] = _cached_tokens(request, config, *known)
+            cached = worth[known]
         prefill = prompt - cached
         weight = prefill + kv
         share = math.ceil(slack * (total + weight) * replica.capacity)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from stoker.router.core.tier import TierIndex
 from stoker.router.core.values import Delta, Snapshot, Sync, Tier
 
 _SEATED_LIMIT = 65_536
+_NOWHERE = float("inf")
 _Lookup = Callable[[int, int], int]
 
 
@@ -107,10 +108,13 @@ class BlockIndex:
 
         It is as good as its worst tier.
         """
-        heard_at = min(
-            (index.slots[replica].heard_at for index in self._tiers.values() if replica in index.slots),
-            default=float("-inf"),
-        )
+        heard_at = _NOWHERE
+        for index in self._tiers.values():
+            slot = index.slots.get(replica)
+            if slot is not None and slot.heard_at < heard_at:
+                heard_at = slot.heard_at
+        if heard_at == _NOWHERE:
+            return 0.0
         age = now - heard_at
         if age <= self._fresh_s:
             return 1.0
@@ -124,7 +128,8 @@ class BlockIndex:
         gpu = self._gpu
         if not any(index.blocks for index in self._slower):
             found = _walk(keys, gpu.live, gpu.owners, [gpu.blocks.get])
-            return {replica: (depth,) * len(Tier) for replica, depth in found}
+            alike = {depth: (depth,) * len(Tier) for depth in {depth for _, depth in found}}
+            return {replica: alike[depth] for replica, depth in found}
         alive = self._seat()
         depths: dict[str, tuple[int, ...]] = {}
         union: list[_Lookup] = []
@@ -178,7 +183,7 @@ class BlockIndex:
 
 def _walk(
     keys: Sequence[int], alive: int, owners: Mapping[int, str], union: Sequence[_Lookup]
-) -> Iterable[tuple[str, int]]:
+) -> list[tuple[str, int]]:
     """How far each replica of `alive` gets along `keys`, by what the lookups of `union` say together."""
     first, *rest = union
     found: list[tuple[str, int]] = []

@@ -20,6 +20,7 @@ class Speculation:
         self._turned_at = 0.0
         self._bits: dict[str, int] = {}
         self._owners: dict[int, str] = {}
+        self._alive = 0  # all bits of `_owners`
         self._gone: dict[int, int] = {}  # bit of a forgotten replica → turns until no key can hold it
 
     def __len__(self) -> int:
@@ -52,6 +53,7 @@ class Speculation:
         bit = self._bits.pop(replica, None)
         if bit:
             del self._owners[bit]
+            self._alive ^= bit
             self._gone[bit] = 2
 
     def expire(self, now: float) -> None:
@@ -68,8 +70,7 @@ class Speculation:
         Speculation continues a known prefix: key i counts for a replica when it is speculated there or
         i < depths[replica].
         """
-        owners = self._owners
-        if not owners or not keys:
+        if not self._alive or not keys:
             return depths
         # Replicas whose known prefix ends beyond a position pass it without speculation.
         ends: dict[int, int] = {}
@@ -81,7 +82,7 @@ class Speculation:
                 known |= bit
                 ends[depth] = ends.get(depth, 0) | bit
         young, old = self._young.get, self._old.get
-        alive = sum(owners)
+        alive = self._alive
         reached = dict(depths)
         position = 0
         for position, key in enumerate(keys):
@@ -111,8 +112,9 @@ class Speculation:
         self._gone = {bit: turns - 1 for bit, turns in self._gone.items() if turns > 1}
 
     def _new_bit(self, replica: str) -> int:
-        used = sum(self._owners) | sum(self._gone)
+        used = self._alive | sum(self._gone)
         bit = ~used & (used + 1)
         self._bits[replica] = bit
         self._owners[bit] = replica
+        self._alive |= bit
         return bit
