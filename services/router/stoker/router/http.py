@@ -21,7 +21,7 @@ from stoker.common import otel
 from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, NotFound, StokerError
 from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
-from stoker.router.openai_errors import TooLarge
+from stoker.router.openai_errors import MethodNotAllowed, TooLarge
 from stoker.router.plan import Plan
 from stoker.router.prompt import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TOKENIZE, read
 from stoker.router.relay import Call, Relay
@@ -101,7 +101,7 @@ class OpenAIServer:
                 f"{request.path} is not served here; these are: GET /v1/models, POST {', POST '.join(ROUTES)}"
             )
         if request.method != "POST":
-            raise InvalidRequest(f"{request.path} takes POST, not {request.method}", reason="METHOD_NOT_ALLOWED")
+            raise MethodNotAllowed(f"{request.path} takes POST, not {request.method}")
         with self._router.admit():
             raw = await self._body(request)
             asked = read(call.api, _decode(raw), raw)

@@ -27,6 +27,13 @@ class TooLarge(StokerError):
     reason = "BODY_TOO_LARGE"
 
 
+class MethodNotAllowed(StokerError):
+    """The path exists, but takes POST alone."""
+
+    code = Code.INVALID_ARGUMENT
+    reason = "METHOD_NOT_ALLOWED"
+
+
 def body(error: StokerError) -> bytes:
     """`{"error": {message, type, param, code}}`; `code` is the stable reason in lower case."""
     return msgspec.json.encode(
@@ -48,7 +55,13 @@ def event(error: StokerError) -> bytes:
 
 def status(error: StokerError) -> int:
     """The HTTP status of an error."""
-    return 413 if isinstance(error, TooLarge) else error.code.value
+    match error:
+        case TooLarge():
+            return 413
+        case MethodNotAllowed():
+            return 405
+        case _:
+            return error.code.value
 
 
 def response(error: StokerError, headers: dict[str, str]) -> web.Response:
@@ -56,6 +69,8 @@ def response(error: StokerError, headers: dict[str, str]) -> web.Response:
     headers = {**headers, "Content-Type": "application/json"}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, MethodNotAllowed):
+        headers["Allow"] = "POST"
     answer = web.Response(status=status(error), body=body(error), headers=headers)
     if isinstance(error, TooLarge):
         answer.force_close()  # the rest of the body is not read
