@@ -68,6 +68,8 @@ def test_a_day_in_the_life_of_a_stack(cli: Cli, tmp_path: Path) -> None:
     assert cli.json("drain", "node", node, "--undo")["draining"] is False
     cli.run("drain", "replica", "tiny-9", status=1)
     cli.run("scale", "nothing", "1", status=1)
+    assert cli.json("delete", "second", "--yes") == {"deployment": "second", "deleted": True, "replicas": []}
+    cli.run("delete", "second", "--yes", status=1)
 
     checks = {c["name"]: c["status"] for c in cli.json("doctor")}
     assert checks[f"router {up['endpoints']['router'][0]}"] == "ok"

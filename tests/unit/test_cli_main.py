@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.cli import fleet_verbs, main
+from stoker.cli.fleet import Fleet, Registries
+from stoker.registry.client import RegistryClient
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 VERBS = (
-    *("up", "down", "demo", "status", "deploy", "scale", "logs", "explain", "doctor"),
+    *("up", "down", "demo", "status", "deploy", "scale", "delete", "logs", "explain", "doctor"),
     *("drain node", "drain replica", "bench routing"),
 )
 
@@ -55,6 +59,8 @@ def test_every_verb_shows_an_example_and_has_json(
         (["scale", "x"], 2, "Missing argument"),
         (["scale", "x", "-1"], 2, "No such option"),
         (["up", "--replicas", "0"], 2, "greater than or equal to 1"),
+        (["delete"], 2, "Missing argument"),
+        (["delete", "x", "--yes"], 3, "no registry is known"),
         (["status"], 3, "no registry is known"),
         (["explain", "hello"], 3, "no router is known"),
         (["explain"], 2, "either a prompt or --request-id"),
@@ -104,6 +110,56 @@ def test_a_defect_shows_no_trace_but_keeps_it(
     kept = Path(error["next"].split()[-1])
     assert "Traceback" in kept.read_text()
     kept.unlink()
+
+
+class Answers(io.StringIO):
+    """A terminal on which somebody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("typed", "arguments", "asked", "status"),
+    [
+        ("y\n", ["tiny"], True, 0),
+        ("n\n", ["tiny"], True, 1),
+        ("", ["tiny", "--yes"], False, 0),
+        (None, ["tiny"], False, 0),
+        ("y\n", ["nothing"], False, 1),
+    ],
+)
+def test_delete_asks_on_a_terminal_only(
+    typed: str | None,
+    arguments: list[str],
+    asked: bool,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    deleted: list[str] = []
+
+    async def fleet(_: Registries) -> Fleet:
+        record = records_pb2.Deployment()
+        record.spec.name = "tiny"
+        replicas = [records_pb2.Replica(replica_id=name, deployment="tiny") for name in ("tiny-1", "tiny-0")]
+        return Fleet(registry_pb2.Records(deployments=[record], replicas=replicas))
+
+    async def delete(_: RegistryClient, name: str) -> None:
+        deleted.append(name)
+
+    monkeypatch.setattr(Registries, "fleet", fleet)
+    monkeypatch.setattr(RegistryClient, "delete_deployment", delete)
+    monkeypatch.setattr(sys, "stdin", io.StringIO() if typed is None else Answers(typed))
+    assert run(monkeypatch, "delete", *arguments, "-o", "json", "--registry", "127.0.0.1:1") == status
+    captured = capsys.readouterr()
+    assert deleted == ([] if status else ["tiny"])
+    assert ("Delete deployment tiny and its 2 replicas?" in captured.err) is asked
+    if status:
+        assert captured.out == ""
+    else:
+        told = {"deployment": "tiny", "deleted": True, "replicas": ["tiny-0", "tiny-1"]}
+        assert json.loads(captured.out) == told
 
 
 def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:

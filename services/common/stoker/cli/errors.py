@@ -31,6 +31,7 @@ _NEXT = {
     "NOT_READY_IN_TIME": "see what holds it up with `stoker status` and `stoker logs REPLICA`",
     "CRASH_LOOP": "mend what its log says (`stoker logs REPLICA`), then `stoker deploy` again",
     "BAD_FILE": "correct the lines named and try again",
+    "NOT_CONFIRMED": "answer y, or give --yes",
     "NOT_LEADER": "try again in a few seconds; another process has just taken over",
 }
 _NEXT_BY_CODE = {

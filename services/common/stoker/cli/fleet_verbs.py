@@ -1,8 +1,9 @@
-"""Verbs about the fleet: status, deploy, scale, drain, logs."""
+"""Verbs about the fleet: status, deploy, scale, delete, drain, logs."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +19,7 @@ from stoker.cli.fleet import Fleet, Registries, explained, wait_settled
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
 from stoker.common import rpc
-from stoker.common.errors import InvalidRequest, NotFound
+from stoker.common.errors import Conflict, InvalidRequest, NotFound
 
 WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is so.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=1, max=86_400, help="Longest wait, in seconds.")]
@@ -31,6 +32,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: stoker status -o json | jq '.replicas[].state'")(status)
     app.command(epilog="Example: stoker deploy -f examples/tiny-sim.yaml")(deploy)
     app.command(epilog="Example: stoker scale tiny 5")(scale)
+    app.command(epilog="Example: stoker delete tiny --yes")(delete)
     app.command(epilog="Example: stoker logs tiny-0 --follow")(logs)
     app.add_typer(drain, name="drain")
 
@@ -110,6 +112,39 @@ def scale(
     value = {"deployment": deployment, "previous": previous, "replicas": replicas, "ready": wait}
     done = "" if wait else "; follow with `stoker status`"
     out.result(value, f"{deployment}: from {previous} to {replicas} replicas{done}")
+
+
+def delete(
+    deployment: Annotated[str, typer.Argument(help="The deployment.")],
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask; without a terminal none is asked.")] = False,
+    registry: RegistryOption = "",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Remove a deployment; its replicas finish their requests and stop."""
+    endpoints = Addresses.find(registry).require_registries()
+    out = Output(output)
+
+    async def look() -> Fleet:
+        async with Registries(endpoints) as registries:
+            return await registries.fleet()
+
+    async def work() -> None:
+        async with Registries(endpoints) as registries:
+            await registries.client.delete_deployment(deployment)
+
+    fleet = run(look())
+    if fleet.deployment(deployment) is None:
+        raise NotFound(f"deployment {deployment!r} does not exist")
+    leaving = sorted(r.replica_id for r in fleet.replicas(deployment))
+    if sys.stdin.isatty() and not yes:
+        # Not typer's own question: it writes to stdout, too.
+        out.note(f"Delete deployment {deployment} and its {len(leaving)} replicas? \\[y/N]")
+        if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+            raise Conflict(f"deployment {deployment!r} is left as it is", reason="NOT_CONFIRMED")
+    run(work())
+    value = {"deployment": deployment, "deleted": True, "replicas": leaving}
+    leave = f"; leaving: {', '.join(leaving)}" if leaving else ""
+    out.result(value, f"{deployment}: deleted{leave}")
 
 
 @drain.command("node", epilog="Example: stoker drain node node-2")
