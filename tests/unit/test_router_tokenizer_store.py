@@ -16,8 +16,8 @@ from stoker.api.node.v1 import node_pb2, node_pb2_grpc
 from stoker.common.backoff import Backoff
 from stoker.common.fingerprint import fingerprint
 from stoker.router import core, tokenizer_store
+from stoker.router.pools import Pool, Target
 from stoker.router.tokenizer_store import TokenizerStore
-from stoker.router.view import Pool, Target
 from tests.support.router import eventually, replica
 
 WHOLE = {"tokenizer.json": Tokenizer(models.BPE({"a": 0}, [])).to_str().encode()}

@@ -10,8 +10,9 @@ import structlog
 
 from stoker.router import core
 from stoker.router.config import ChecksConfig
+from stoker.router.pools import Target
 from stoker.router.upstream import EngineFailed, Engines
-from stoker.router.view import Target, View
+from stoker.router.view import View
 
 log = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ import structlog
 
 from stoker.router import metrics
 from stoker.router.plan import TOKENS, Plan
-from stoker.router.view import Pool, Target
+from stoker.router.pools import Pool, Target
 
 log = structlog.get_logger(__name__)
 

@@ -22,9 +22,9 @@ from stoker.router.channels import Channels
 from stoker.router.config import LimitsConfig
 from stoker.router.grpc_prompt import of_embed, of_generate, of_tokenize
 from stoker.router.plan import Plan
+from stoker.router.pools import Pool
 from stoker.router.prompt import Asked
 from stoker.router.routing import Decided, Flight, Router
-from stoker.router.view import Pool
 
 log = structlog.get_logger(__name__)
 

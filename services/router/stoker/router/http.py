@@ -23,11 +23,11 @@ from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
 from stoker.router.openai_errors import MethodNotAllowed, TooLarge
 from stoker.router.plan import Plan
+from stoker.router.pools import Pool
 from stoker.router.prompt import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TOKENIZE, read
 from stoker.router.relay import Call, Relay
 from stoker.router.routing import Flight, Router
 from stoker.router.upstream import EngineFailed, Engines, request_headers
-from stoker.router.view import Pool
 
 log = structlog.get_logger(__name__)
 

@@ -17,11 +17,12 @@ from stoker.common.backoff import Backoff
 from stoker.common.errors import StokerError
 from stoker.router import metrics
 from stoker.router.plan import tokens_of
+from stoker.router.pools import OK, Target
 from stoker.router.prompt import CHAT, COMPLETIONS, Asked, read
 from stoker.router.render import NotRendered
 from stoker.router.tokenizer_store import TokenizerStore
 from stoker.router.upstream import EngineFailed, Engines
-from stoker.router.view import OK, Target, View
+from stoker.router.view import View
 
 log = structlog.get_logger(__name__)
 

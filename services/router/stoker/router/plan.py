@@ -17,11 +17,11 @@ import msgspec
 from stoker.common.blocks import block_keys, root_key
 from stoker.common.errors import FieldViolation, InvalidRequest
 from stoker.router import core, metrics
+from stoker.router.pools import Pool
 from stoker.router.prompt import TOKENIZE, Asked, Prompt
 from stoker.router.render import NotRendered
 from stoker.router.tokenizer import ModelTokenizer
 from stoker.router.tokenizer_store import TokenizerStore
-from stoker.router.view import Pool
 
 TOKENS, BYTES, NONE = "tokens", "bytes", "none"
 

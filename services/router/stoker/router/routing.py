@@ -14,8 +14,9 @@ from stoker.common.errors import Exhausted, InvalidRequest, Unavailable
 from stoker.router import core, metrics
 from stoker.router.confirm import Confirmations
 from stoker.router.plan import NONE, TOKENS, Plan, Planner
+from stoker.router.pools import Target
 from stoker.router.prompt import Asked
-from stoker.router.view import Target, View
+from stoker.router.view import View
 
 # What Explain remembers: so many decisions, and as long as they hold no more than so many block keys (40 bytes each).
 _DECISIONS_KEPT = 8192

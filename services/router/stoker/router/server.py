@@ -10,8 +10,8 @@ from stoker.api.router.v1 import router_pb2, router_pb2_grpc
 from stoker.common.errors import InvalidRequest, NotFound
 from stoker.router import core
 from stoker.router.grpc_prompt import of_generate
+from stoker.router.pools import Target
 from stoker.router.routing import Decided, Router
-from stoker.router.view import Target
 
 SERVICE = "stoker.api.router.v1.RouterService"
 

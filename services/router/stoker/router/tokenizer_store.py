@@ -16,8 +16,8 @@ from stoker.api.node.v1 import node_pb2, node_pb2_grpc
 from stoker.common.backoff import Backoff
 from stoker.common.errors import StokerError
 from stoker.common.fingerprint import fingerprint
+from stoker.router.pools import Target
 from stoker.router.tokenizer import ModelTokenizer
-from stoker.router.view import Target
 
 log = structlog.get_logger(__name__)
 

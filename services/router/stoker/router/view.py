@@ -7,10 +7,8 @@ removal, a newer epoch or this router's own checks take something away.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass
 
 import structlog
 
@@ -19,15 +17,9 @@ from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.blocks import unpack_keys
 from stoker.common.errors import InvalidRequest, NotFound, Unavailable
 from stoker.router import core
+from stoker.router.pools import PENDING, Pool, Target
 
 log = structlog.get_logger(__name__)
-
-_T = TypeVar("_T", str, int)
-
-PENDING = "pending"
-OK = "ok"
-TOKENIZER_MISMATCH = "tokenizer_mismatch"
-BLOCK_SIZE_MISMATCH = "block_size_mismatch"
 
 _TIERS = {
     common_pb2.TIER_UNSPECIFIED: core.Tier.GPU,
@@ -35,114 +27,8 @@ _TIERS = {
     common_pb2.TIER_CPU: core.Tier.CPU,
     common_pb2.TIER_STORAGE: core.Tier.STORAGE,
 }
-_ROLES = {common_pb2.ROLE_PREFILL: core.Role.PREFILL, common_pb2.ROLE_DECODE: core.Role.DECODE}
-_DEFAULT_BLOCK_SIZE = 16
 _EARLY_UPDATES = 1024
 _EARLY_REPLICAS = 4096
-
-
-@dataclass(slots=True, eq=False)
-class Target:
-    """A replica, as announced and as this router found it."""
-
-    record: records_pb2.Replica
-    pool: Pool | None = None
-    reachable: bool = True
-    """False once a connection was refused, until a health check succeeds."""
-    parity: str = PENDING
-    """"ok", "pending", or what differs: then its cache earns no credit."""
-    in_flight: int = 0
-    prefill_rate: float | None = None
-    """Tokens/s, as last reported; None while unknown."""
-    load_tokens: float | None = None
-    """As last reported; None while unknown."""
-
-    @property
-    def id(self) -> str:
-        """The replica's id."""
-        return self.record.replica_id
-
-    @property
-    def url(self) -> str:
-        """Base URL of its engine, without a trailing slash."""
-        return self.record.engine.http_url.rstrip("/")
-
-    @property
-    def known_blocks(self) -> int:
-        """KV blocks that its digest shows, all tiers together."""
-        return self.pool.fleet.index.count(self.id) if self.pool is not None else 0
-
-    @property
-    def ready(self) -> bool:
-        """Announced as ready, asked to run, and not found dead."""
-        return self.record.state == records_pb2.STATE_READY and self.reachable and not self.draining
-
-    @property
-    def draining(self) -> bool:
-        """Takes nothing new."""
-        return self.record.state == records_pb2.STATE_DRAINING or self.record.wanted == records_pb2.WANTED_DRAIN
-
-    @property
-    def refused(self) -> str:
-        """Why prefix routing is refused for it; empty where it is not."""
-        engine = self.record.engine
-        if self.parity not in (OK, PENDING):
-            return self.parity
-        if self.pool is not None and engine.tokenizer_sha256 != self.pool.tokenizer_sha256:
-            return TOKENIZER_MISMATCH
-        if self.pool is not None and engine.block_size != self.pool.block_size:
-            return BLOCK_SIZE_MISMATCH
-        return ""
-
-
-@dataclass(slots=True, eq=False)
-class Pool:
-    """The replicas that serve one model, with the core's view of them."""
-
-    model: str
-    fleet: core.Fleet
-    targets: dict[str, Target] = field(default_factory=dict)
-    tokenizer_sha256: str = ""
-    block_size: int = _DEFAULT_BLOCK_SIZE
-    max_model_len: int = 0
-    """Tokens, prompt plus output; 0 where unknown."""
-    max_output_tokens: int = 0
-    """Tokens that a request may ask to generate; 0 for as many as fit."""
-    adapters: frozenset[str] = frozenset()
-
-    def settle(self) -> None:
-        """Take what most replicas share as the pool's own, and announce each to the core accordingly."""
-        engines = [target.record.engine for target in self.targets.values()]
-        self.tokenizer_sha256 = _commonest(engine.tokenizer_sha256 for engine in engines) or ""
-        alike = [engine for engine in engines if engine.tokenizer_sha256 == self.tokenizer_sha256]
-        self.block_size = _commonest(engine.block_size for engine in alike) or _DEFAULT_BLOCK_SIZE
-        # The tightest: what it admits, all do.
-        self.max_model_len = min((engine.max_model_len for engine in engines if engine.max_model_len), default=0)
-        self.adapters = frozenset(name for engine in engines for name in engine.model_names[1:])
-        for target in self.targets.values():
-            self.announce(target)
-
-    def announce(self, target: Target) -> None:
-        """Tell the core how a replica stands now."""
-        engine = target.record.engine
-        # A block size of 0 matches no request: the core then credits nothing and routes it by load alone.
-        self.fleet.put(
-            core.Replica(
-                id=target.id,
-                block_size=0 if target.refused else engine.block_size,
-                prefill_rate=target.prefill_rate,
-                kv_blocks=engine.total_blocks,
-                role=_ROLES.get(target.record.role, core.Role.BOTH),
-                ready=target.ready,
-                draining=target.draining,
-                adapters=frozenset(engine.model_names[1:]),
-            )
-        )
-
-
-def _commonest(values: Iterable[_T]) -> _T | None:
-    counts = Counter(value for value in values if value)
-    return max(counts, key=lambda value: (counts[value], value), default=None)
 
 
 @dataclass(slots=True)
