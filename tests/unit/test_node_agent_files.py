@@ -129,9 +129,7 @@ def test_the_fingerprint_follows_tokenizer_and_template_wherever_it_is(tmp_path:
     in_file = {"tokenizer.json": b"{}", "chat_template.jinja": b"T"}
     in_config = {"tokenizer.json": b"{}", "tokenizer_config.json": json.dumps({"chat_template": "T"}).encode()}
     assert fingerprint(in_file) == fingerprint(in_config)
-    assert fingerprint({**in_file, "chat_template.jinja": b"U"}) != fingerprint(
-        in_file
-    )
+    assert fingerprint({**in_file, "chat_template.jinja": b"U"}) != fingerprint(in_file)
     assert fingerprint({**in_file, "tokenizer.json": b"[]"}) != fingerprint(in_file)
     assert fingerprint({"config.json": b"{}"}) == ""
 

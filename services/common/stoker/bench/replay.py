@@ -8,7 +8,8 @@ configuration and the seed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from stoker.bench.replicas import Cache, Clock, Engine, Hardware, Job, Machine, Outcome
@@ -37,57 +38,81 @@ def replay(
     and, unless `delays.announce_s` is None, what each of them dispatches.
     """
     config, delays = config or RoutingConfig(), delays or Delays()
-    clock, outcome, machine = Clock(), Outcome(), Machine(hardware.cores)
+    clock, outcome = Clock(), Outcome()
     sites = [RouterSite(config, policy, seed + number) for number in range(routers)]
-    engines = {
-        f"replica-{number}": Engine(f"replica-{number}", hardware, clock, machine, outcome)
-        for number in range(replicas)
-    }
-    for site in sites:
-        for name in engines:
-            site.fleet.put(
-                Replica(name, hardware.block_size, prefill_rate=hardware.prefill_rate, kv_blocks=hardware.kv_blocks)
-            )
-    for number, engine in enumerate(engines.values(), 1):
-        digester = Digester(engine, sites, clock, delays)
-        clock.after(delays.digest_every_s * number / replicas, digester.tick)
-    for number, engine in enumerate(engines.values(), 1):
-        reporter = Reporter(engine, sites, clock, delays, config.kv_weight)
-        clock.after(delays.report_every_s * number / replicas, reporter.tick)
-    announcements = Announcements(sites, clock, delays, seed)
-    turns = itertools.cycle(sites)
-    finished = 0
-
-    def start(job: Job, ended: Callable[[], None]) -> None:
-        nonlocal finished
-        site = next(turns)
-        request = Request(job.keys, job.prompt_tokens, hardware.block_size, job.output_tokens)
-        decision = site.route(request, clock.now)
-        announcements.tell(site, Dispatched.of(request, decision))
-        flight = site.fleet.dispatch(request, decision, clock.now)
-        outcome.over_bound += decision.over_bound
-        outcome.predicted_blocks += decision.cached_tokens / hardware.block_size
-
-        def done(end: bool) -> None:
-            nonlocal finished
-            if not end:
-                site.fleet.first_token(flight, clock.now)
-                return
-            site.fleet.release(flight, clock.now)
-            outcome.makespan = clock.now
-            finished += 1
-            ended()
-
-        engines[decision.replica].submit(job, done)
-
+    machine = Machine(hardware.cores)
+    names = [f"replica-{number}" for number in range(replicas)]
+    engines = {name: Engine(name, hardware, clock, machine, outcome) for name in names}
+    _announce(engines.values(), sites, hardware)
+    _report(engines.values(), sites, clock, delays, config.kv_weight)
+    desk = _Desk(engines, sites, Announcements(sites, clock, delays, seed), hardware, clock, outcome)
     if clients:
-        _closed_loop(jobs, clients, start)
+        _closed_loop(jobs, clients, desk.start)
     else:
         for job in jobs:
-            clock.after(job.at, lambda job=job: start(job, _nothing))  # type: ignore[misc]
-    clock.run(until=lambda: finished == len(jobs))
+            clock.after(job.at, partial(desk.start, job, _nothing))
+    clock.run(until=lambda: desk.finished == len(jobs))
     assert all(site.fleet.load.in_flight == 0 for site in sites)  # noqa: S101
     return outcome
+
+
+def _announce(engines: Iterable[Engine], sites: Iterable[RouterSite], hardware: Hardware) -> None:
+    for site in sites:
+        for engine in engines:
+            site.fleet.put(
+                Replica(
+                    engine.name, hardware.block_size, prefill_rate=hardware.prefill_rate, kv_blocks=hardware.kv_blocks
+                )
+            )
+
+
+def _report(
+    engines: Collection[Engine], sites: Sequence[RouterSite], clock: Clock, delays: Delays, kv_weight: float
+) -> None:
+    """Start what every replica tells of itself, evenly spread over the interval."""
+    for number, engine in enumerate(engines, 1):
+        digester = Digester(engine, sites, clock, delays)
+        clock.after(delays.digest_every_s * number / len(engines), digester.tick)
+    for number, engine in enumerate(engines, 1):
+        reporter = Reporter(engine, sites, clock, delays, kv_weight)
+        clock.after(delays.report_every_s * number / len(engines), reporter.tick)
+
+
+@dataclass
+class _Desk:
+    """Hands jobs to the routers in turn, and follows each to its end."""
+
+    engines: Mapping[str, Engine]
+    sites: Sequence[RouterSite]
+    announcements: Announcements
+    hardware: Hardware
+    clock: Clock
+    outcome: Outcome
+    finished: int = 0
+
+    def __post_init__(self) -> None:
+        self._turns = itertools.cycle(self.sites)
+
+    def start(self, job: Job, ended: Callable[[], None]) -> None:
+        """Route a job now; `ended` is called when it has been served."""
+        site, block_size = next(self._turns), self.hardware.block_size
+        request = Request(job.keys, job.prompt_tokens, block_size, job.output_tokens)
+        decision = site.route(request, self.clock.now)
+        self.announcements.tell(site, Dispatched.of(request, decision))
+        flight = site.fleet.dispatch(request, decision, self.clock.now)
+        self.outcome.over_bound += decision.over_bound
+        self.outcome.predicted_blocks += decision.cached_tokens / block_size
+
+        def done(end: bool) -> None:
+            if not end:
+                site.fleet.first_token(flight, self.clock.now)
+                return
+            site.fleet.release(flight, self.clock.now)
+            self.outcome.makespan = self.clock.now
+            self.finished += 1
+            ended()
+
+        self.engines[decision.replica].submit(job, done)
 
 
 def _nothing() -> None:
