@@ -86,23 +86,16 @@ def bench_routing(
     spec = StackSpec(engine.value, nodes=replicas, routers=routers, fixed_ports=False, policy_header=True)
     deployment = LocalDeployment(engine.value, replicas, model, on_gpu=has_gpu(), pressure=True)
 
-    @asynccontextmanager
-    async def prepared(say: routing.Say) -> AsyncIterator[routing.Bench]:
-        if stack:
-            yield replace(await _on_running(stack), clients=clients, api=api.value, requests=requests)
-            return
-        async with temporary(spec, deployment, Home.default().path / "bench", say) as serving:
-            yield bench_of(serving, api=api.value, requests=requests, clients=clients)
-
     async def work() -> tuple[routing.Bench, list[RunFigures]]:
         with out.progress() as progress:
-            async with prepared(progress.say) as bench:
-                await routing.wait_routed(bench, progress.say)
-                await routing.warm_up(bench, seed=seed, say=progress.say)
-                figures = await routing.measure(
-                    bench, workload.value, policies, seed=seed, rounds=rounds, say=progress.say
+            say = progress.say
+            async with _measured_stack(stack, spec, deployment, say) as found:
+                bench = replace(found, clients=clients, api=api.value, requests=requests)
+                await routing.wait_routed(bench, say)
+                await routing.warm_up(bench, seed=seed, say=say)
+                return bench, await routing.measure(
+                    bench, workload.value, policies, seed=seed, rounds=rounds, say=say
                 )
-                return bench, figures
 
     measured, results = run(work())
     about = {
@@ -116,6 +109,10 @@ def bench_routing(
         "seed": seed,
     }
     out.result([{**asdict(f), **about} for f in results], _table(results))
+    _judge(results, out)
+
+
+def _judge(results: list[RunFigures], out: Output) -> None:
     if any(f.errors for f in results):
         out.note("[yellow]some requests failed; the figures count the others[/]")
     if all(f.errors == f.requests for f in results):
@@ -164,6 +161,18 @@ def _table(results: list[RunFigures]) -> Table:
     for f in results:
         table.add_row(*cells(f))
     return table
+
+
+@asynccontextmanager
+async def _measured_stack(
+    running: str, spec: StackSpec, deployment: LocalDeployment, say: routing.Say
+) -> AsyncIterator[routing.Bench]:
+    """The running stack, by the name of its deployment, or else one for as long as it is measured."""
+    if running:
+        yield await _on_running(running)
+        return
+    async with temporary(spec, deployment, Home.default().path / "bench", say) as serving:
+        yield bench_of(serving, api="http")
 
 
 async def _on_running(name: str) -> routing.Bench:
