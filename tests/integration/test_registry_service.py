@@ -15,11 +15,12 @@ from stoker.api.registry.v1 import records_pb2, registry_pb2, registry_pb2_grpc
 from stoker.common import rpc
 from stoker.common.errors import Code, StokerError
 from stoker.etcd import EtcdClient
-from stoker.registry.client import Leadership, RegistryClient, Superseded
+from stoker.registry.client import FleetWatch, Leadership, RegistryClient, SourceChanged, Superseded
 from stoker.registry.core import keys
 from stoker.registry.nodes import NodeStore
 from tests.support.etcd import EtcdServer, eventually
 from tests.support.registry import (
+    ALL_TOPICS,
     Agent,
     RegistryUnderTest,
     Watcher,
@@ -27,6 +28,7 @@ from tests.support.registry import (
     config,
     delta,
     node,
+    snapshot,
     spec,
     status,
     two_registries,
@@ -315,6 +317,36 @@ async def test_a_digest_gap_leads_to_a_resync(client: RegistryClient, registry: 
         agent.session.publish_digest(delta("chat-0", {1, 2, 3, 4, 5}, agent.sequences["chat-0"], {4}))
         agent.blocks["chat-0"] = {1, 2, 3, 4, 5}
         await eventually(lambda: watcher.blocks["chat-0"] == {1, 2, 3, 4, 5})
+
+
+async def test_a_replica_is_doubtful_while_a_tier_lacks_its_snapshot(
+    client: RegistryClient, registry: RegistryUnderTest
+) -> None:
+    endpoints = [registry.endpoint]
+    told: list[str] = []
+
+    async def listen(watch: FleetWatch) -> None:
+        async for event in watch.events():
+            if isinstance(event, SourceChanged) and event.freshness is not None:
+                told[:] = event.freshness.doubtful_replicas
+
+    async with Watcher(endpoints) as watcher, Agent(endpoints, node("n1")) as agent, planner(client) as fence:
+        await client.apply_assignments(fence, [assignment("chat-0", "n1")])
+        await eventually(watcher.ready("chat-0"))
+        async with FleetWatch(endpoints, ALL_TOPICS) as watch:
+            listening = asyncio.create_task(listen(watch))
+            agent.store("chat-0", 1)
+            step = delta("chat-0", {7}, 5, {7})
+            step.tier = common_pb2.TIER_CPU  # the agent answers for its GPU tier alone
+            agent.session.publish_digest(step)
+            await eventually(lambda: told == ["chat-0"])
+            await eventually(lambda: watcher.blocks.get("chat-0") == {1})
+            assert (await client.get_fleet()).freshness.doubtful_replicas == ["chat-0"]
+            whole = snapshot("chat-0", {7}, 5)
+            whole.tier = common_pb2.TIER_CPU
+            agent.session.publish_digest(whole)
+            await eventually(lambda: not told)
+            listening.cancel()
 
 
 async def test_a_large_digest_comes_in_pieces_and_is_replaced_in_one_step(
