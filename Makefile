@@ -60,7 +60,7 @@ check: install-dev ## Lint, types, protos, and the fast tests.
 lint:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy services
+	$(BIN)/mypy services tests bench
 	$(BIN)/buf lint
 	tools/proto-fresh.sh
 

@@ -133,7 +133,7 @@ async def listen(call: Any, said: Counter[str]) -> None:
 
 
 async def test_a_grpc_caller_in_a_hurry_blames_nobody() -> None:
-    async with router_before_agent(SilentAgent()) as (app, stub):
+    async with router_before_agent(SilentAgent()) as (app, stub):  # type: ignore[abstract]
         fleet = app.view.pools["tiny"].fleet
         for _ in range(5):
             call = stub.Generate(inference_pb2.GenerateRequest(model="tiny", text="x"), timeout=0.2)
@@ -146,7 +146,7 @@ async def test_a_grpc_caller_in_a_hurry_blames_nobody() -> None:
 
 @pytest.mark.parametrize(("words", "limit"), [(0, "limits.first_byte_s=0.3"), (3, "limits.idle_s=0.3")])
 async def test_a_grpc_stream_that_falls_silent_ends_and_blames_its_replica(words: int, limit: str) -> None:
-    async with router_before_agent(SilentAgent(words), limit) as (app, stub):
+    async with router_before_agent(SilentAgent(words), limit) as (app, stub):  # type: ignore[abstract]
         call = stub.Generate(inference_pb2.GenerateRequest(model="tiny", text="x"))
         said: Counter[str] = Counter()
         with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -12,15 +12,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
-from stoker.cli import fleet_verbs, main
+from stoker.cli import main
+from stoker.cli.addresses import Addresses
 from stoker.cli.fleet import Fleet, Registries
+from stoker.common import logs
 from stoker.registry.client import RegistryClient
 
 
 @pytest.fixture(autouse=True)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No stack of the developer's, no logging set up for the tests that follow."""
-    monkeypatch.setattr(main.logs, "setup", lambda *_: None)
+    monkeypatch.setattr(logs, "setup", lambda *_: None)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     for name in ("STOKER_REGISTRY", "STOKER_ROUTER"):
         monkeypatch.delenv(name, raising=False)
@@ -103,7 +105,7 @@ def test_a_defect_shows_no_trace_but_keeps_it(
     def broken(*_: object) -> None:
         raise RuntimeError("cannot happen")
 
-    monkeypatch.setattr(fleet_verbs.Addresses, "find", broken)
+    monkeypatch.setattr(Addresses, "find", broken)
     assert run(monkeypatch, "status", "-o", "json") == 1
     error = json.loads(capsys.readouterr().err)["error"]
     assert error["message"] == "unexpected RuntimeError: cannot happen"
@@ -166,7 +168,7 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fleet_verbs.Addresses, "find", interrupted)
+    monkeypatch.setattr(Addresses, "find", interrupted)
     assert run(monkeypatch, "status") == 130
 
 

@@ -18,7 +18,8 @@ async def silent() -> AsyncIterator[registry_pb2.ReportRequest]:
 
 
 async def ended() -> AsyncIterator[registry_pb2.ReportRequest]:
-    for request in ():
+    requests: tuple[registry_pb2.ReportRequest, ...] = ()
+    for request in requests:
         yield request
 
 

@@ -36,7 +36,7 @@ class Registry(registry_pb2_grpc.RegistryServiceServicer):
 
 
 async def test_only_the_digest_that_was_wrong_is_told_anew() -> None:
-    registry = Registry()
+    registry = Registry()  # type: ignore[abstract]
     server = rpc.RpcServer.bind("127.0.0.1:0", ())
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server.server)
     await server.start()
