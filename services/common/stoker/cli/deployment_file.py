@@ -117,16 +117,18 @@ def parse(text: str, source: str) -> common_pb2.DeploymentSpec:
         raise _bad(f"{source} is empty; it needs at least name, model, engine and replicas")
     reader = _Reader()
     values = reader.message(node, common_pb2.DeploymentSpec.DESCRIPTOR)
-    if not reader.mistakes:
+    if isinstance(node, yaml.MappingNode):
         _check(reader, node, values)
     if reader.mistakes:
         raise _bad("\n".join(f"{source}:{line}: {what}" for line, what in sorted(reader.mistakes)))
     return common_pb2.DeploymentSpec(**values)
 
 
-def _check(reader: _Reader, root: yaml.Node, values: dict[str, Any]) -> None:
+def _check(reader: _Reader, root: yaml.MappingNode, values: dict[str, Any]) -> None:
     at = {str(key.value): value for key, value in root.value}
-    for required in ("name", "model", "engine"):
+    # A misspelt key is told once, not as missing too.
+    needed = () if reader.mistakes else ("name", "model", "engine")
+    for required in needed:
         if not values.get(required):
             reader.wrong(at.get(required, root), f"{required}: missing; it must be given")
     name = values.get("name", "")

@@ -73,7 +73,8 @@ def _table(checks: list[Check]) -> Table:
     for column in ("check", "", "finding", "what to do"):
         table.add_column(column, overflow="fold")
     for c in checks:
-        table.add_row(c.name, Text(c.status, style=_STYLES[c.status]), c.detail, c.fix)
+        # As Text, since [local] in an install command is no markup.
+        table.add_row(Text(c.name), Text(c.status, style=_STYLES[c.status]), Text(c.detail), Text(c.fix))
     return table
 
 

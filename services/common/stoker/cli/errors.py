@@ -29,16 +29,19 @@ _NEXT = {
     "START_FAILED": "mend what the log says, then try again; `stoker doctor` checks this machine",
     "STACK_RUNS": "use it, or stop it with `stoker down`",
     "NOT_READY_IN_TIME": "see what holds it up with `stoker status` and `stoker logs REPLICA`",
+    "NOT_PLACED_IN_TIME": "compare its needs with the nodes in `stoker status`; the planner's log says what is short",
+    "DECISION_FORGOTTEN": 'take an id from a recent answer\'s x-request-id, or `stoker explain "PROMPT"`',
     "CRASH_LOOP": "mend what its log says (`stoker logs REPLICA`), then `stoker deploy` again",
     "BAD_FILE": "correct the lines named and try again",
     "NOT_CONFIRMED": "answer y, or give --yes",
     "NOT_LEADER": "try again in a few seconds; another process has just taken over",
 }
 _NEXT_BY_CODE = {
+    Code.NOT_FOUND: "look for what there is with `stoker status`",
     Code.UNAVAILABLE: "check that the service runs at that address: `stoker doctor`, `stoker status`",
     Code.DEADLINE_EXCEEDED: "try again; if it lasts, `stoker doctor` shows which part does not answer",
     Code.INVALID_ARGUMENT: "correct it and try again; --help shows an example",
-    Code.UNIMPLEMENTED: "the service is of another version; install the same version everywhere",
+    Code.UNIMPLEMENTED: "check the address; if it is right, install the same version of Stoker everywhere",
     Code.FAILED_PRECONDITION: "look at the present state with `stoker status`, then decide again",
 }
 

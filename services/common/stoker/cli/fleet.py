@@ -100,7 +100,16 @@ def summary(fleet: Fleet, deployment: str) -> str:
     """One line: which replicas stand where."""
     replicas = fleet.replicas(deployment)
     states = [f"{r.replica_id} {state_name(r.state)}" for r in replicas]
+    missing = unplaced(fleet, deployment)
+    if states and missing:
+        states.append(f"{missing} waiting for placement")
     return f"{deployment}: " + (", ".join(states) if states else "waiting for placement")
+
+
+def unplaced(fleet: Fleet, deployment: str) -> int:
+    """How many of the replicas decided on are on no node; 0 while nothing is decided."""
+    desired = fleet.desired(deployment)
+    return max(0, desired.replicas - len(fleet.replicas(deployment))) if desired is not None else 0
 
 
 def state_name(state: int) -> str:
@@ -151,6 +160,6 @@ async def wait_settled(
             errors = [f"\n  {r.replica_id}: {last_error(r)}" for r in fleet.replicas(name) if last_error(r)]
             raise DeadlineExceeded(
                 f"{summary(fleet, name)}: not ready after {timeout_s:g} s" + "".join(errors),
-                reason="NOT_READY_IN_TIME",
+                reason="NOT_PLACED_IN_TIME" if unplaced(fleet, name) else "NOT_READY_IN_TIME",
             )
         await asyncio.sleep(_POLL_S)

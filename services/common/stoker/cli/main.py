@@ -52,7 +52,7 @@ def _run(arguments: list[str]) -> int:
         return _interrupted() if status == errors.INTERRUPTED else status
     except _UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "stoker"
-        message = " ".join(error.format_message().split())
+        message = " ".join(error.format_message().split()) or "no command given"
         errors.Failure("USAGE", message, f"see `{where} --help`", errors.USAGE).show(as_json=as_json)
         return errors.USAGE
     except (typer.Abort, KeyboardInterrupt, asyncio.CancelledError):

@@ -136,7 +136,7 @@ def as_tables(value: dict[str, Any]) -> list[RenderableType]:
         wanted = d["desired"] if d["desired"] is not None else d["wanted"]
         ready = Text(f"{d['ready']}/{wanted}", style="green" if d["ready"] >= wanted else "yellow")
         desired = f"{_or_dash(d['desired'])}" + (f" ({d['desired_reason']})" if d["desired_reason"] else "")
-        table.add_row(d["deployment"], d["model"], d["engine"], ready, desired, str(d["generation"]))
+        table.add_row(d["deployment"], Text(d["model"]), d["engine"], ready, desired, str(d["generation"]))
     shown.append(table if value["deployments"] else "no deployments; create one with `stoker deploy -f FILE`")
     if value["replicas"]:
         shown.append(_replica_table(value["replicas"]))

@@ -64,9 +64,9 @@ def describe(state: StackState) -> str:
 
 
 async def build_spec(deployment: LocalDeployment, home: Home, say: Say) -> None:
-    """Build the tiny model, which takes a few seconds the first time."""
+    """Build the tiny model where it is missing, which takes a few seconds."""
     if not deployment.model:
-        say("building the tiny model (26 million parameters, once)")
+        say("preparing the tiny model (26 million parameters; built here the first time)")
     await asyncio.to_thread(deployment.spec)
 
 

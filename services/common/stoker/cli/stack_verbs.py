@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -80,6 +82,8 @@ async def _until_ended(stack: LocalStack) -> None:
 
 def _show_up(out: Output, serving: Serving) -> None:
     state, name = serving.state, serving.deployment.name
+    # As `make up` runs it, no `stoker` is on the PATH.
+    stoker = "stoker" if shutil.which("stoker") else sys.argv[0]
     requests = example_requests(state, name)
     out.result(
         _value(state, name),
@@ -87,7 +91,7 @@ def _show_up(out: Output, serving: Serving) -> None:
         *_endpoints(state),
         "",
         *(f"# {about}\n{command}\n" for about, command in requests.items()),
-        f"[dim]etcd here: {DEVELOPMENT_NOTICE}. See it all: `stoker status`. Stop it: `stoker down`.[/]",
+        f"[dim]etcd here: {DEVELOPMENT_NOTICE}. See it all: `{stoker} status`. Stop it: `{stoker} down`.[/]",
     )
 
 
