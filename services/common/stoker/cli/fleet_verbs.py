@@ -164,7 +164,9 @@ def drain_node(
 
     there = run(work())
     value = {"node": name, "draining": not undo, "replicas": there}
-    leave = f"; leaving: {', '.join(there)}" if there and not undo else ""
+    leave = (
+        f"; moving where there is room: {', '.join(there)}; follow with `stoker status`" if there and not undo else ""
+    )
     out.result(value, f"{name}: {'usable again' if undo else 'draining'}{leave}")
 
 
