@@ -122,6 +122,9 @@ def reading(workload: str, figures: list[RunFigures]) -> str:
     ours, base = by_policy.get("stoker"), by_policy.get("round_robin")
     if ours is None or base is None or not base.requests_per_s or not ours.ttft_p50_ms or not base.ttft_p50_ms:
         return f"{WORKLOADS.get(workload, workload)}: not enough answers to compare"
+    # What failed was never waited for, and would flatter one side.
+    if failed := sum(count for f in (ours, base) for count in f.errors_by_kind.values()):
+        return f"{WORKLOADS.get(workload, workload)}: {failed} requests failed, so these runs are not compared"
     if ours.hit_rate is None or base.hit_rate is None:
         return f"{WORKLOADS.get(workload, workload)}: the engines counted no cache lookups"
     speed = ours.requests_per_s / base.requests_per_s
