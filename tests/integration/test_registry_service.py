@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 import pytest
@@ -50,9 +51,12 @@ async def client(registry: RegistryUnderTest) -> AsyncIterator[RegistryClient]:
 
 
 @contextlib.asynccontextmanager
-async def planner(client: RegistryClient) -> AsyncIterator[common_pb2.Fence]:
-    async with Leadership(client, "planner", "planner-1", 3.0, rng=random.Random(1)) as leadership:
+async def leading(client: RegistryClient, role: str) -> AsyncIterator[common_pb2.Fence]:
+    async with Leadership(client, role, f"{role}-1", 3.0, rng=random.Random(1)) as leadership:
         yield await leadership.wait_leading()
+
+
+planner = partial(leading, role="planner")
 
 
 # Deployments
@@ -135,10 +139,24 @@ async def test_a_dead_leader_is_replaced_within_its_ttl_and_fenced(client: Regis
         assert late.value.reason == "NOT_LEADER"
 
 
+async def test_a_leader_writes_what_is_its_roles_alone(client: RegistryClient) -> None:
+    desired = records_pb2.Desired(deployment="chat", replicas=0)
+    for role in ("planner", "anyone"):
+        async with leading(client, role) as fence:
+            with pytest.raises(StokerError) as refused:
+                await client.set_desired(fence, [desired])
+            assert [f.field for f in refused.value.fields] == ["fence.role"]
+    for role in ("scaler", "anyone"):
+        async with leading(client, role) as fence:
+            with pytest.raises(StokerError) as refused:
+                await client.apply_assignments(fence, [], ["chat-0"])
+            assert [f.field for f in refused.value.fields] == ["fence.role"]
+
+
 async def test_writes_of_one_leader_do_not_refuse_each_other(
     client: RegistryClient, registry: RegistryUnderTest
 ) -> None:
-    async with planner(client) as fence, Watcher([registry.endpoint]) as watcher:
+    async with leading(client, "scaler") as fence, Watcher([registry.endpoint]) as watcher:
         revisions = await asyncio.gather(
             *(client.set_desired(fence, [records_pb2.Desired(deployment="chat", replicas=n)]) for n in range(5))
         )

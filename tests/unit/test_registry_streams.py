@@ -399,6 +399,8 @@ def test_a_good_specification_passes() -> None:
         ({"gpus_per_node": 65}, "spec.gpus_per_node"),
         ({"drain_timeout_s": 86_401}, "spec.drain_timeout_s"),
         ({"env": {"A=B": "c"}}, "spec.env['A=B']"),
+        ({"env": {"A": "b\0c"}}, "spec.env['A']"),
+        ({"model": "a\0b"}, "spec.model"),
         ({"engine_args": ["a\0b"]}, "spec.engine_args[0]"),
         ({"lora_adapters": [{"name": "a"}]}, "spec.lora_adapters[0]"),
         ({"lora_adapters": [{"name": "a", "path": "p"}] * 2}, "spec.lora_adapters[1].name"),

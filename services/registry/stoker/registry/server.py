@@ -178,7 +178,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     ) -> registry_pb2.SetDesiredResponse:
         """Write desired counts."""
         self._hub.require_synced()
-        validation.require(validation.fence(request.fence))
+        validation.require(validation.fence(request.fence, "scaler"))
         validation.require(validation.desired(request.desired, request.removed, self._limits))
         revision = await self._leaders.set_desired(request.fence, request.desired, request.removed)
         return registry_pb2.SetDesiredResponse(revision=revision)
@@ -188,7 +188,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     ) -> registry_pb2.ApplyAssignmentsResponse:
         """Write and remove assignments."""
         self._hub.require_synced()
-        validation.require(validation.fence(request.fence))
+        validation.require(validation.fence(request.fence, "planner"))
         validation.require(validation.assignments(request.puts, request.deletes, self._limits))
         revision = await self._leaders.apply_assignments(request.fence, request.puts, request.deletes)
         return registry_pb2.ApplyAssignmentsResponse(revision=revision)

@@ -52,6 +52,8 @@ def deployment(spec: common_pb2.DeploymentSpec, limits: Limits) -> Violations:
     yield from name("spec.name", spec.name)
     if not spec.model.strip():
         yield FieldViolation("spec.model", "is empty; give a path on the hosts or a Hugging Face id")
+    elif "\0" in spec.model:
+        yield FieldViolation("spec.model", "holds a NUL byte, which no process can be given")
     if spec.engine not in limits.engines:
         yield FieldViolation("spec.engine", f"{spec.engine!r} is unknown; use one of {', '.join(limits.engines)}")
     yield from _at_most("spec.replicas", spec.replicas, limits.replicas)
@@ -61,9 +63,11 @@ def deployment(spec: common_pb2.DeploymentSpec, limits: Limits) -> Violations:
     yield from _at_most("spec.drain_timeout_s", spec.drain_timeout_s, 86_400)
     if spec.role not in common_pb2.Role.values():
         yield FieldViolation("spec.role", f"{spec.role} is unknown to this registry; use BOTH, PREFILL or DECODE")
-    for key in spec.env:
+    for key, value in spec.env.items():
         if not _ENV.fullmatch(key):
             yield FieldViolation(f"spec.env[{key!r}]", "is no name of an environment variable")
+        if "\0" in value:
+            yield FieldViolation(f"spec.env[{key!r}]", "holds a NUL byte, which no process can be given")
     for place, argument in enumerate(spec.engine_args):
         if "\0" in argument:
             yield FieldViolation(f"spec.engine_args[{place}]", "holds a NUL byte, which no process can be given")
@@ -165,9 +169,11 @@ def digest(update: registry_pb2.DigestUpdate, limits: Limits) -> Violations:
         yield FieldViolation("digest.removed", "a snapshot removes nothing; leave it empty")
 
 
-def fence(value: common_pb2.Fence) -> Violations:
-    """What is wrong with the right to write."""
+def fence(value: common_pb2.Fence, writer: str = "") -> Violations:
+    """What is wrong with the right to write. `writer` is the one role that may; empty for any."""
     yield from name("fence.role", value.role)
+    if writer and value.role != writer:
+        yield FieldViolation("fence.role", f"{value.role[:80]!r} does not write this; only {writer!r} does")
     if value.revision <= 0:
         yield FieldViolation("fence.revision", "is missing; acquire leadership first")
 
