@@ -18,6 +18,7 @@ from stoker.sim_engine.engine import Call
 
 _ids = itertools.count(1)
 _MAX_N = 16384
+_MAX_LOGPROBS = 20
 
 
 class ApiError(Exception):
@@ -56,7 +57,7 @@ async def body_of(request: web.Request) -> dict[str, Any]:
     """The JSON object of a request."""
     try:
         body = json.loads(await request.read())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _invalid("json_invalid", "body", f"JSON decode error: {error}") from None
     if not isinstance(body, dict):
         raise _invalid("dict_type", "body", "Input should be a valid dictionary")
@@ -159,9 +160,13 @@ def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
-    if not chat:
-        return _integer(body, "logprobs", None)
-    return (_integer(body, "top_logprobs", 0) or 0) if body.get("logprobs") else None
+    if chat:
+        count = (_integer(body, "top_logprobs", 0) or 0) if body.get("logprobs") else None
+    else:
+        count = _integer(body, "logprobs", None)
+    if count is not None and not 0 <= count <= _MAX_LOGPROBS:
+        raise ApiError(f"logprobs must be from 0 to {_MAX_LOGPROBS}, got {count}.", param="logprobs")
+    return count
 
 
 def _integer(body: Mapping[str, Any], name: str, default: int | None) -> int | None:
