@@ -44,6 +44,12 @@ def chat(content: str) -> inference_pb2.Chat:
     return inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content=[part])])
 
 
+def not_a_number() -> inference_pb2.Chat:
+    asked = chat("x")
+    asked.template_kwargs.update({"x": float("nan")})
+    return asked
+
+
 async def generate(stub: Any, request: inference_pb2.GenerateRequest, **kwargs: Any) -> Responses:
     return [response async for response in stub.Generate(request, timeout=20, **kwargs)]
 
@@ -136,6 +142,11 @@ async def test_tools_structure_logprobs_and_choices(fleet: Fleet) -> None:
     [
         (inference_pb2.GenerateRequest(text="x"), grpc.StatusCode.INVALID_ARGUMENT, "model"),
         (inference_pb2.GenerateRequest(model="tiny"), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
+        (
+            inference_pb2.GenerateRequest(model="tiny", chat=not_a_number()),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "chat.template_kwargs",
+        ),
         (inference_pb2.GenerateRequest(model="nope", text="x"), grpc.StatusCode.NOT_FOUND, None),
         (
             inference_pb2.GenerateRequest(

@@ -159,6 +159,14 @@ def test_nonsense_names_its_field(asked: pb.GenerateRequest, field: str) -> None
     assert caught.value.fields[0].field == field
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_json_cannot_say_is_refused(value: float) -> None:
+    extra = struct_pb2.Struct()
+    extra.update({"x": value})
+    with pytest.raises(InvalidRequest):
+        openai_body.struct_of(extra)
+
+
 def test_no_prompt_at_all() -> None:
     with pytest.raises(InvalidRequest, match="prompt"):
         openai_body.build(pb.GenerateRequest(model="m"), "m")

@@ -227,7 +227,7 @@ def struct_of(struct: struct_pb2.Struct) -> dict[str, Any]:
     """A Struct as plain values; its numbers are doubles, whole ones become integers again."""
     try:
         return {name: _whole(value) for name, value in json_format.MessageToDict(struct).items()}
-    except json_format.SerializeToJsonError as error:
+    except (json_format.Error, ValueError) as error:
         raise InvalidRequest.field("extra", f"holds what JSON cannot say: {error}") from error
 
 

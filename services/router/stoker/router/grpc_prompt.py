@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf import json_format
+from google.protobuf import json_format, struct_pb2
 
 from stoker.api.inference.v1 import inference_pb2
 from stoker.common.errors import InvalidRequest
@@ -69,10 +69,10 @@ def _prompt(kind: str, request: Any, common: dict[str, Any]) -> Prompt:
         raise InvalidRequest.field("chat.messages", "give at least one message, for example a user's")
     if chat.template:
         return Prompt(unreadable="own_template", **common)
-    variables = json_format.MessageToDict(chat.template_kwargs) if chat.HasField("template_kwargs") else {}
+    variables = _plain("chat.template_kwargs", chat.template_kwargs) if chat.HasField("template_kwargs") else {}
     conversation = Conversation(
         [_message(message) for message in chat.messages],
-        [_tool(tool) for tool in chat.tools] or None,
+        [_tool(place, tool) for place, tool in enumerate(chat.tools)] or None,
         add_generation_prompt=not chat.omit_generation_prompt and not chat.continue_final_message,
         continue_final_message=chat.continue_final_message,
         variables=variables,
@@ -104,12 +104,20 @@ def _part(part: inference_pb2.ContentPart) -> dict[str, Any]:
     return {"type": "text", "text": part.text}
 
 
-def _tool(tool: inference_pb2.Tool) -> dict[str, Any]:
+def _tool(place: int, tool: inference_pb2.Tool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description
     if tool.HasField("parameters"):
-        function["parameters"] = json_format.MessageToDict(tool.parameters)
+        function["parameters"] = _plain(f"chat.tools[{place}].parameters", tool.parameters)
     if tool.HasField("strict"):
         function["strict"] = tool.strict
     return {"type": "function", "function": function}
+
+
+def _plain(field: str, value: struct_pb2.Struct) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = json_format.MessageToDict(value)
+    except (json_format.Error, ValueError) as error:
+        raise InvalidRequest.field(field, f"cannot be written as JSON: {error}") from error
+    return plain
