@@ -183,6 +183,9 @@ async def test_unknown_fields_reach_the_engine(tmp_path: Path) -> None:
         ("/v1/completions", b'{"model":"nope","prompt":"x"}', 404, None, "`nope` does not exist"),
         ("/v1/completions", b'{"model":"tiny","prompt":"x","max_tokens":99999}', 400, "max_tokens", "max_model_len="),
         ("/v1/completions", b'{"model":"tiny","prompt":"' + b"ab " * 30_000 + b'"}', 400, "input_tokens", "16384 "),
+        ("/v1/completions", b'{"model":"tiny","prompt":"x","n":1%s}' % (b"0" * 30), 400, None, "n must be at most"),
+        ("/v1/completions", b'{"model":"tiny","prompt":"x","logprobs":1%s}' % (b"0" * 30), 400, "logprobs", "to 20"),
+        ("/v1/completions", b'{"model":"tiny","prompt":"x","o":%s}' % (b"[" * 975 + b"]" * 975), 400, "body", "JSON"),
         ("/v1/nothing", b"{}", 404, None, "/v1/chat/completions"),
     ],
 )  # fmt: skip
@@ -196,6 +199,20 @@ async def test_bad_requests_get_openai_errors_that_name_the_field(
     assert body["error"]["param"] == param
     assert says in body["error"]["message"]
     assert one.app.view.pools["tiny"].fleet.load.in_flight == 0
+
+
+async def test_a_client_that_waits_for_leave_to_send_gets_it(one: Stack) -> None:
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 2}
+    async with asyncio.timeout(10):
+        status, _, got = await one.post("/v1/completions", body, expect100=True)
+    assert status == 200
+    assert json.loads(got)["usage"]["completion_tokens"] == 2
+
+
+async def test_health_answers_head_as_load_balancers_ask(one: Stack) -> None:
+    for path in ("/health", "/ready"):
+        async with one.http.head(one.url + path) as answer:
+            assert (answer.status, await answer.read()) == (200, b"")
 
 
 async def test_a_body_beyond_the_bound_is_refused_with_413(tmp_path: Path) -> None:

@@ -68,6 +68,19 @@ def bench() -> Iterator[Bench]:
         yield Bench(executor)
 
 
+async def test_no_request_looks_like_load_without_bound(bench: Bench) -> None:
+    plan = await bench.plan(prompt="a b", n=10**30)
+    assert plan.request.output_tokens < 2**32
+
+
+async def test_a_text_that_shall_be_cut_is_tokenized_only_up_to_a_bound(bench: Bench) -> None:
+    for pool in bench.view.pools.values():
+        assert pool.max_model_len > 0
+        most = 4 * pool.max_model_len * Words.max_chars_per_token
+    assert (await bench.plan(prompt="a" * most, truncate_prompt_tokens=4)).source == "tokens"
+    assert (await bench.plan(prompt="a" * (most + 1), truncate_prompt_tokens=4)).source == "bytes"
+
+
 async def test_long_prompts_never_run_on_the_event_loop(bench: Bench) -> None:
     await bench.plan(prompt="a b")
     await bench.plan(prompt="a " * 600)

@@ -30,6 +30,31 @@ def test_templates_get_what_transformers_gives_them() -> None:
     assert render(source, [USER], add_generation_prompt=False) == "<s>[user]hi"
 
 
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"role": "assistant", "tool_calls": 5},
+        {"role": "assistant", "tool_calls": [5]},
+        {"role": "user", "content": [{"type": []}]},
+        {"role": "user", "content": [5]},
+        {"role": "user", "content": 5},
+        {"role": ["user"]},
+    ],
+)
+def test_what_has_the_wrong_type_is_not_rendered(odd: dict[str, Any]) -> None:
+    with pytest.raises(NotRendered):
+        render("{{ messages }}", [odd])
+
+
+def test_arguments_too_deep_to_read_are_none() -> None:
+    call = {"function": {"name": "f", "arguments": DEEP}}
+    message = {"role": "assistant", "tool_calls": [call]}
+    assert render("{{ messages[0].tool_calls[0].function.arguments }}", [message]) == "{}"
+
+
 def test_tojson_escapes_no_html_and_keeps_order() -> None:
     source = "{{ tools | tojson }}|{{ messages[0].content | tojson(indent=1) }}"
     tools = [{"type": "function", "function": {"parameters": {"z": "<é>"}, "name": "f"}, "odd": 1}]

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from stoker.common import otel
 from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, NotFound, StokerError
@@ -58,7 +58,7 @@ class OpenAIServer:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One HTTP request."""
-        if request.method == "GET":
+        if request.method in ("GET", "HEAD"):
             answer = self._local(request.path)
             if answer is not None:
                 return answer
@@ -211,6 +211,7 @@ class OpenAIServer:
         pieces, size = [], 0
         try:
             async with asyncio.timeout(_BODY_S):
+                await _invite(request)
                 while not request.content.at_eof():
                     piece = await request.content.readany()
                     size += len(piece)
@@ -295,6 +296,13 @@ def _decode(raw: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise InvalidRequest.field("body", "must be a JSON object")
     return body
+
+
+async def _invite(request: web.BaseRequest) -> None:
+    """Answer a client that waits for leave to send its body."""
+    if request.version >= HttpVersion11 and request.headers.get("expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # nothing of the response itself went out
 
 
 def _request_id(request: web.BaseRequest) -> str:

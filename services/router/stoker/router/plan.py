@@ -6,6 +6,7 @@ Long prompts are worked on in threads: tokenizing on the event loop would stall 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from array import array
 from collections.abc import Sequence
@@ -27,6 +28,10 @@ TOKENS, BYTES, NONE = "tokens", "bytes", "none"
 
 _GUESSED_OUTPUT_TOKENS = 256
 _BYTES_PER_TOKEN = 4
+# A text that the engine shall cut is tokenized up to this many times the longest that could fit.
+_CUT_TEXT = 4
+# More than any engine takes. Its refusal is awaited: until then a replica must not look loaded without bound.
+_MOST_OUTPUT_TOKENS = 16_777_216
 # Prompts of keys over bytes live apart from those over tokens: their keys must never meet.
 _BYTES_DOMAIN = "\0bytes"
 _SESSION_DOMAIN = "\0session"
@@ -76,8 +81,6 @@ class Planner:
         else:
             read = await self._read(prompt, pool, adapter)
         metrics.of(metrics.KEYS, read.source, read.why).inc()
-        if read.source == TOKENS:
-            _refuse_long_prompt(read.tokens, len(prompt.texts) or len(prompt.token_ids) or 1, pool.max_model_len)
         session = root_key(_SESSION_DOMAIN, cache_salt=asked.session_id) if asked.session_id else 0
         output = prompt.max_output_tokens if prompt.max_output_tokens is not None else _GUESSED_OUTPUT_TOKENS
         request = core.Request(
@@ -85,7 +88,7 @@ class Planner:
             keys=() if session and read.source == BYTES else read.keys,
             prompt_tokens=read.tokens,
             block_size=pool.block_size,
-            output_tokens=0 if tokenizes else output * prompt.choices,
+            output_tokens=0 if tokenizes else min(output * prompt.choices, _MOST_OUTPUT_TOKENS),
             adapter=adapter,
             session=session,
         )
@@ -114,10 +117,12 @@ def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter:
             why = "not_rendered"
         else:
             if token_lists is not None:
+                tokens = sum(map(len, token_lists))
+                _refuse_long_prompt(tokens, len(token_lists), pool.max_model_len)
                 root = root_key(pool.model, lora=adapter, cache_salt=prompt.cache_salt)
                 # Several prompts in one request are usually kin: the first one leads.
                 keys = block_keys(token_lists[0], pool.block_size, root)
-                return _Read(keys, sum(map(len, token_lists)), TOKENS)
+                return _Read(keys, tokens, TOKENS)
             why = "no_tokenizer"
     raw = _canonical(prompt)
     units = array("I", raw + b"\0" * (-len(raw) % 4))
@@ -149,6 +154,10 @@ def tokens_of(prompt: Prompt, tokenizer: ModelTokenizer | None, max_model_len: i
 
 def _encode(text: str, prompt: Prompt, tokenizer: ModelTokenizer, max_model_len: int) -> list[int]:
     bound = max_model_len * tokenizer.max_chars_per_token
+    if bound and prompt.truncate_to is not None and len(text) > _CUT_TEXT * bound:
+        raise NotRendered(
+            "only a small part of this text would be kept: to count its tokens costs more than it is worth"
+        )
     if bound and prompt.truncate_to is None and len(text) > bound:
         raise _refused(
             "input_text",
@@ -164,7 +173,8 @@ def _canonical(prompt: Prompt) -> bytes:
         return prompt.texts[0].encode("utf-8", "surrogatepass")
     if prompt.conversation is not None:
         # Tools come first in most templates, and change least.
-        return msgspec.json.encode([prompt.conversation.tools, prompt.conversation.messages])
+        with contextlib.suppress(RecursionError):
+            return msgspec.json.encode([prompt.conversation.tools, prompt.conversation.messages])
     return prompt.raw
 
 

@@ -108,6 +108,11 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def _are_counts(values: list[Any]) -> bool:
+    # There may be millions, and the event loop waits.
+    return set(map(type, values)) <= {int} and min(values, default=0) >= 0
+
+
 def _completion(body: Mapping[str, Any], raw: bytes) -> Prompt:
     common = _common(body, raw, "max_tokens", special=True)
     if body.get("prompt_embeds") is not None or body.get("suffix") is not None:
@@ -132,9 +137,9 @@ def _texts_or_ids(value: object, common: dict[str, Any]) -> Prompt:
     if isinstance(value, list) and value:
         if all(isinstance(item, str) for item in value):
             return Prompt(texts=value, **common)
-        if all(_is_count(item) for item in value):
+        if _are_counts(value):
             return Prompt(token_ids=(value,), **common)
-        if all(isinstance(item, list) and all(_is_count(token) for token in item) for item in value):
+        if all(isinstance(item, list) and _are_counts(item) for item in value):
             return Prompt(token_ids=value, **common)
     return Prompt(unreadable="form", **common)
 

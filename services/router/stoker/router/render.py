@@ -8,7 +8,6 @@ with a given engine is not assumed: the parity probe measures it.
 
 from __future__ import annotations
 
-import copy
 import datetime
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -107,6 +106,8 @@ class ChatTemplate:
         if role == "assistant":
             calls = message.get("tool_calls")
             if calls:
+                if not isinstance(calls, list):
+                    raise NotRendered("messages: tool_calls must be a list")
                 prepared["tool_calls"] = [_tool_call(call) for call in calls]
             if message.get("reasoning") is not None:
                 prepared["reasoning"] = prepared["reasoning_content"] = message["reasoning"]
@@ -131,7 +132,7 @@ def _parts(content: object, role: str) -> list[dict[str, Any]]:
         if isinstance(part, str):
             part = {"type": "text", "text": part}
         kind = part.get("type", "text") if isinstance(part, dict) else None
-        if kind not in _TEXT_PARTS:
+        if not isinstance(kind, str) or kind not in _TEXT_PARTS:
             raise NotRendered(f"messages: content parts of type {kind!r} are not rendered here")
         text = part.get(_TEXT_PARTS[kind])
         if not isinstance(text, str):
@@ -153,7 +154,7 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = {}
     if not isinstance(arguments, dict):
         arguments = {}
@@ -191,7 +192,6 @@ def _flat(content: object) -> str:
 
 
 def _mark_last(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    messages = copy.deepcopy(messages)
     last = messages[-1]
     if isinstance(last["content"], list):
         if not last["content"]:

@@ -15,7 +15,7 @@ from stoker.common.backoff import Backoff
 from stoker.common.blocks import pack_keys
 from stoker.common.errors import InvalidRequest
 from stoker.registry.core import rendezvous
-from stoker.registry.core.dispatches import MAX_DISPATCHES, MAX_KEYS, QUEUE_BYTES, DropOldest, aged_ms
+from stoker.registry.core.dispatches import MAX_DISPATCHES, MAX_KEYS, MAX_TOKENS, QUEUE_BYTES, DropOldest, aged_ms
 
 log = structlog.get_logger(__name__)
 
@@ -73,14 +73,14 @@ class DispatchAnnouncer:
     def announce(self, replica_id: str, epoch: int, keys: Sequence[int], prefill_tokens: int, kv_tokens: int) -> None:
         """A request went to a replica; `keys` are those of its blocks that the replica's digest does not show.
 
-        Of more than 4,096 keys the first are told.
+        Of more than 4,096 keys the first are told; more tokens than a registry takes are told as its most.
         """
         dispatch = registry_pb2.Dispatch(
             replica_id=replica_id,
             epoch=epoch,
             keys=pack_keys(keys[:MAX_KEYS]),
-            prefill_tokens=prefill_tokens,
-            kv_tokens=kv_tokens,
+            prefill_tokens=min(prefill_tokens, MAX_TOKENS),
+            kv_tokens=min(kv_tokens, MAX_TOKENS),
         )
         self._queue.put(dispatch, asyncio.get_running_loop().time())
         self._wake.set()
