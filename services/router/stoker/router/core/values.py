@@ -183,7 +183,7 @@ class RoutingConfig:
     """The slack of the bound: a replica may hold (1 + epsilon) times its fair share of the load."""
     floor_tokens: float = 49_152.0
     """A replica is open below this load whatever its share: affinity holds when the fleet is quiet."""
-    kv_weight: float = 0.1
+    kv_weight: float = 0.03
     """Load of one token of active KV, in queued prefill tokens."""
     miss_weight: float = 3.0
     """What an uncached token costs against a queued one: it also evicts a block that someone else wants."""
