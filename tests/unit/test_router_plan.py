@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from collections.abc import Iterator
@@ -44,11 +45,13 @@ class Words:
 class Bench:
     """A planner with its view."""
 
-    def __init__(self, executor: ThreadPoolExecutor) -> None:
-        self.tokenizer = Words()
+    def __init__(
+        self, executor: ThreadPoolExecutor, tokenizer: Words | None = None, patience_s: float = 10.0
+    ) -> None:
+        self.tokenizer = tokenizer or Words()
         store = TokenizerStore(lambda _: None, "", random.Random(0))  # type: ignore[arg-type, return-value]
         store.add("sha", self.tokenizer)  # type: ignore[arg-type]
-        self.planner = Planner(store, executor, inline_bytes=1000)
+        self.planner = Planner(store, executor, inline_bytes=1000, patience_s=patience_s)
         self.view = View(core.RoutingConfig(), core.HealthConfig())
         self.announce("sha")
 
@@ -79,6 +82,26 @@ async def test_a_text_that_shall_be_cut_is_tokenized_only_up_to_a_bound(bench: B
         most = 4 * pool.max_model_len * Words.max_chars_per_token
     assert (await bench.plan(prompt="a" * most, truncate_prompt_tokens=4)).source == "tokens"
     assert (await bench.plan(prompt="a" * (most + 1), truncate_prompt_tokens=4)).source == "bytes"
+
+
+async def test_a_long_prompt_does_not_wait_behind_huge_ones_for_ever() -> None:
+    free = threading.Event()
+
+    class Busy(Words):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            assert free.wait(30)
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    with ThreadPoolExecutor(1) as executor:
+        try:
+            bench = Bench(executor, Busy(), patience_s=0.05)
+            huge = asyncio.create_task(bench.plan(prompt="a " * 5000))
+            plan = await bench.plan(prompt="a " * 600)
+            assert (plan.source, plan.why, plan.tokens) == ("none", "tokenizers_busy", None)
+            assert plan.request.prompt_tokens >= 300
+            assert (await huge).why == "tokenizers_busy"
+        finally:
+            free.set()
 
 
 async def test_long_prompts_never_run_on_the_event_loop(bench: Bench) -> None:

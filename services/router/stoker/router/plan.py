@@ -28,6 +28,8 @@ TOKENS, BYTES, NONE = "tokens", "bytes", "none"
 
 _GUESSED_OUTPUT_TOKENS = 256
 _BYTES_PER_TOKEN = 4
+# A few huge prompts can keep all threads busy for a minute; those behind them go without keys.
+_PATIENCE_S = 2.0
 # A text that the engine shall cut is tokenized up to this many times the longest that could fit.
 _CUT_TEXT = 4
 # More than any engine takes. Its refusal is awaited: until then a replica must not look loaded without bound.
@@ -62,7 +64,11 @@ class _Read:
 class Planner:
     """Plans requests with the tokenizers at hand."""
 
-    def __init__(self, tokenizers: TokenizerStore, executor: Executor, inline_bytes: int) -> None:
+    def __init__(
+        self, tokenizers: TokenizerStore, executor: Executor, inline_bytes: int, patience_s: float = _PATIENCE_S
+    ) -> None:
+        """`patience_s`: how long a long prompt waits for its tokens, seconds, before it goes where load is least."""
+        self._patience_s = patience_s
         self._tokenizers = tokenizers
         self._executor = executor
         self._inline_bytes = inline_bytes
@@ -101,8 +107,12 @@ class Planner:
             read, where = _read(prompt, tokenizer, pool, adapter), "inline"
         else:
             loop = asyncio.get_running_loop()
-            read = await loop.run_in_executor(self._executor, _read, prompt, tokenizer, pool, adapter)
             where = "thread"
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    read = await loop.run_in_executor(self._executor, _read, prompt, tokenizer, pool, adapter)
+            except TimeoutError:
+                read = _Read((), max(1, prompt.size // _BYTES_PER_TOKEN), NONE, "tokenizers_busy")
         metrics.of(metrics.TOKENIZE, where).observe(time.perf_counter() - started)
         return read
 
