@@ -1,10 +1,12 @@
 """Errors across gRPC: reasons, fields and retry delays arrive; surprises cost one call and tell nothing."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from stoker.api.scaler.v1 import scaler_pb2, scaler_pb2_grpc
 from stoker.common import rpc
@@ -58,6 +60,34 @@ async def test_surprises_tell_nothing_of_the_inside() -> None:
     assert error.code is Code.INTERNAL
     assert "leak" not in error.message
     assert "incident=" in error.message
+
+
+async def test_a_server_that_is_slow_to_shake_hands_is_waited_for() -> None:
+    """A starved machine may take a second over a handshake: that is no reason to fail a call."""
+    server = rpc.RpcServer.bind("127.0.0.1:0", [SERVICE])
+    await server.start()
+    await server.set_serving(True)
+    pipes: set[asyncio.Task[None]] = set()
+
+    async def pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        while piece := await source.read(65536):
+            sink.write(piece)
+        sink.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        pipes.add(asyncio.create_task(pipe(inner_reader, writer, 0.6)))
+        pipes.add(asyncio.create_task(pipe(reader, inner_writer, 0.6)))
+
+    proxy = await asyncio.start_server(accept, "127.0.0.1", 0)
+    target = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+    async with rpc.channel(target) as channel:
+        reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+    proxy.close()
+    await server.stop(0)
+    await asyncio.gather(*pipes, return_exceptions=True)
 
 
 async def test_taken_port_is_an_error_that_names_it() -> None:

@@ -26,6 +26,8 @@ from stoker.common import rpc
 POLICY_HEADER = "x-stoker-policy"
 REPLICA_HEADER = "x-stoker-replica"
 
+_AFTER_FAILURE_S = 0.5
+
 
 @dataclass(frozen=True)
 class Target:
@@ -221,6 +223,8 @@ async def drive(job: Job) -> Outcome:
                 ) as error:
                     total_s = time.perf_counter() - began - began_s
                     samples[taken] = Sample(target.api, began_s, total_s=total_s, error=_kind(error))
+                    # Who asks again at once uses up the workload on one outage.
+                    await asyncio.sleep(_AFTER_FAILURE_S)
                 await queue.done(taken)
                 sys.stderr.write(f"{queue.finished}\n")
                 sys.stderr.flush()

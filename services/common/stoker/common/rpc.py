@@ -49,7 +49,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Despite its name, the least time that one attempt to connect is given, handshake included.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     # Without a pool of its own a channel shares the subchannel's back-off with every other in the process.
     ("grpc.use_local_subchannel_pool", 1),
