@@ -13,6 +13,7 @@ from stoker.bench.stats import RunFigures
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
 from stoker.cli.serving import EngineChoice, Serving, temporary
+from stoker.common.errors import StokerError
 from stoker.local.deployment import LocalDeployment, has_gpu
 from stoker.local.plan import StackSpec
 from stoker.local.state import Home
@@ -61,6 +62,11 @@ def demo(
     value = {name: [asdict(f) for f in figures] for name, figures in results.items()}
     out.result(value, "", table(results), "", *(reading(n, f) for n, f in results.items()))
     out.note(f"[dim]{engine.value}, {replicas} replicas, {time.monotonic() - began:.0f} s in all[/]")
+    if failed := sum(f.errors for figures in results.values() for f in figures):
+        raise StokerError(
+            f"{failed} requests failed; run again, or look into it with `stoker up` and `bench routing --stack`",
+            reason="REQUESTS_FAILED",
+        )
 
 
 def bench_of(serving: Serving, *, api: routing.Api, requests: int = 0, clients: int = 6) -> routing.Bench:
