@@ -1,13 +1,14 @@
 """Errors across gRPC: reasons, fields and retry delays arrive; surprises cost one call and tell nothing."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from stoker.api.registry.v1 import registry_pb2, registry_pb2_grpc
 from stoker.api.scaler.v1 import scaler_pb2, scaler_pb2_grpc
 from stoker.common import rpc
 from stoker.common.errors import Code, FieldViolation, InvalidRequest, StokerError, Unavailable
@@ -60,6 +61,39 @@ async def test_surprises_tell_nothing_of_the_inside() -> None:
     assert error.code is Code.INTERNAL
     assert "leak" not in error.message
     assert "incident=" in error.message
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_message_that_cannot_be_decoded_is_the_callers_mistake(streaming: bool) -> None:
+    class Servicer(registry_pb2_grpc.RegistryServiceServicer):
+        async def GetFleet(self, request: Any, context: Any) -> registry_pb2.GetFleetResponse:
+            return registry_pb2.GetFleetResponse()
+
+        async def Report(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            async for _ in requests:
+                yield registry_pb2.ReportResponse()
+
+    server = rpc.RpcServer.bind("127.0.0.1:0", [])
+    registry_pb2_grpc.add_RegistryServiceServicer_to_server(Servicer(), server.server)  # type: ignore[abstract]
+    await server.start()
+    async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
+        service = "/stoker.api.registry.v1.RegistryService"
+        if streaming:
+            stream: Any = channel.stream_stream(f"{service}/Report")
+            call = stream(timeout=5)
+            await call.write(b"")
+            assert await call.read() == b"", "what came before was taken"
+            await call.write(b"\xff\xff")
+            answer = call.read()
+        else:
+            unary: Any = channel.unary_unary(f"{service}/GetFleet")
+            answer = unary(b"\xff\xff", timeout=5)
+        with pytest.raises(grpc.RpcError) as caught:
+            await answer
+        error = rpc.error_from(caught.value)
+        assert (error.code, error.reason) == (Code.INVALID_ARGUMENT, "INVALID_REQUEST")
+        assert "cannot be decoded" in error.message
+    await server.stop(0)
 
 
 async def test_a_server_that_is_slow_to_shake_hands_is_waited_for() -> None:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import grpc
 import structlog
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -24,7 +25,8 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from stoker.common.errors import Code, FieldViolation, StokerError
+from stoker.common.errors import Code, FieldViolation, InvalidRequest, StokerError
+from stoker.common.tls import Tls
 
 log = structlog.get_logger(__name__)
 
@@ -67,9 +69,14 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-def channel(target: str) -> grpc.aio.Channel:
-    """A channel to `target` (host:port) with Stoker's keepalive, back-off and message bounds."""
-    return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+def channel(target: str, tls: Tls | None = None) -> grpc.aio.Channel:
+    """A channel to `target` (host:port) with Stoker's keepalive, back-off and message bounds.
+
+    With `tls` it is made with the certificates of now, and keeps them for its whole life; without, plain text.
+    """
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(target, tls.channel_credentials(), options=CHANNEL_OPTIONS)
 
 
 # --- errors ------------------------------------------------------------------------------------------------
@@ -149,17 +156,57 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):
             "_stream" if handler.response_streaming else "_unary"
         )
         factory = getattr(grpc, f"{kind}_rpc_method_handler")
+        read = _DecodedEach if handler.request_streaming else _decoded
         return factory(  # type: ignore[no-any-return]
-            wrap(getattr(handler, kind), method),
-            request_deserializer=handler.request_deserializer,
+            wrap(getattr(handler, kind), read, method),
+            request_deserializer=_lenient(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
 
-def _guard_unary(inner: Callable[[Any, Any], Awaitable[Any]], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
+class _Undecodable:
+    """Stands for a message that could not be read: gRPC itself would answer UNKNOWN, and log a stack trace."""
+
+
+def _lenient(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if deserializer is None:
+        return None
+
+    def decode(message: bytes) -> Any:
+        try:
+            return deserializer(message)
+        except (DecodeError, ValueError):
+            return _Undecodable()
+
+    return decode
+
+
+def _decoded(request: Any) -> Any:
+    if isinstance(request, _Undecodable):
+        raise InvalidRequest(
+            "the message cannot be decoded: it is not what this method takes; use stubs made from Stoker's protos"
+        )
+    return request
+
+
+class _DecodedEach:
+    # No generator: a wait for the next message may be cancelled, and another begun.
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = aiter(requests)
+
+    def __aiter__(self) -> _DecodedEach:
+        return self
+
+    async def __anext__(self) -> Any:
+        return _decoded(await anext(self._requests))
+
+
+def _guard_unary(
+    inner: Callable[[Any, Any], Awaitable[Any]], read: Callable[[Any], Any], method: str
+) -> Callable[[Any, Any], Awaitable[Any]]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return await inner(request, context)
+            return await inner(read(request), context)
         except Exception as error:  # noqa: BLE001 - one bad call must not cost the process
             await _abort_with(context, error, method)
 
@@ -167,12 +214,12 @@ def _guard_unary(inner: Callable[[Any, Any], Awaitable[Any]], method: str) -> Ca
 
 
 def _guard_stream(
-    inner: Callable[[Any, Any], AsyncGenerator[Any]], method: str
+    inner: Callable[[Any, Any], AsyncGenerator[Any]], read: Callable[[Any], Any], method: str
 ) -> Callable[[Any, Any], AsyncIterator[Any]]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
             # Closed here, not by the garbage collector: a handler's `finally` releases what it holds.
-            async with contextlib.aclosing(inner(request, context)) as responses:
+            async with contextlib.aclosing(inner(read(request), context)) as responses:
                 async for response in responses:
                     yield response
         except Exception as error:  # noqa: BLE001 - one bad call must not cost the process
@@ -215,10 +262,14 @@ class RpcServer:
         listen: str,
         services: Sequence[str],
         *,
+        tls: Tls | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_concurrent_rpcs: int = 10_000,
     ) -> RpcServer:
-        """Binds `listen` (host:port, port 0 for a free one). Raises StokerError when the port is taken."""
+        """Binds `listen` (host:port, port 0 for a free one); in plain text without `tls`.
+
+        Raises StokerError when the port is taken.
+        """
         server = grpc.aio.server(
             interceptors=[_ErrorInterceptor(), *interceptors],
             options=SERVER_OPTIONS,
@@ -230,7 +281,10 @@ class RpcServer:
         names = (*services, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         try:
-            port = server.add_insecure_port(listen)
+            if tls is None:
+                port = server.add_insecure_port(listen)
+            else:
+                port = server.add_secure_port(listen, tls.server_credentials())
         except RuntimeError as error:
             raise StokerError(
                 f"cannot listen on {listen}: {error}; choose another address in the configuration",
@@ -255,9 +309,9 @@ class RpcServer:
         await self.server.stop(grace_s)
 
 
-async def wait_serving(target: str, timeout_s: float) -> bool:
+async def wait_serving(target: str, timeout_s: float, tls: Tls | None = None) -> bool:
     """True once `target` reports SERVING; False after `timeout_s` seconds without."""
-    async with channel(target) as ch:
+    async with channel(target, tls) as ch:
         stub = health_pb2_grpc.HealthStub(ch)
         try:
             async with asyncio.timeout(timeout_s):
