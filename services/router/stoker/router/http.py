@@ -7,24 +7,28 @@ all beyond looking for the usage at its end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import secrets
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import msgspec
 import structlog
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
 from stoker.common import otel
 from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, NotFound, StokerError
 from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
-from stoker.router.openai_errors import MethodNotAllowed, TooLarge
+from stoker.router.decode import SMALL, decode
+from stoker.router.intake import Intake
+from stoker.router.openai_errors import MethodNotAllowed
 from stoker.router.plan import Plan
 from stoker.router.pools import Pool
-from stoker.router.prompt import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TOKENIZE, read
+from stoker.router.prompt import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TOKENIZE, Asked, read
 from stoker.router.relay import Call, Relay
 from stoker.router.routing import Flight, Router
 from stoker.router.upstream import EngineFailed, Engines, request_headers
@@ -41,7 +45,6 @@ ROUTES = {
 _STORED_RESPONSE = re.compile(r"/v1/responses/([\w-]{1,128})(/cancel)?")
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _RESPONSES_KEPT = 16_384
-_BODY_S = 60.0
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # The engine has not begun: another replica may do better. A 500 may be the request's own doing and is not retried.
 _RETRIED_STATUSES = frozenset({502, 503, 504})
@@ -54,6 +57,7 @@ class OpenAIServer:
         self._router = router
         self._engines = engines
         self._limits = limits
+        self._intake = Intake(limits.max_body_bytes, limits.max_in_flight)
         self._responses: OrderedDict[str, str] = OrderedDict()  # stored response → replica that holds it
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -102,9 +106,8 @@ class OpenAIServer:
             )
         if request.method != "POST":
             raise MethodNotAllowed(f"{request.path} takes POST, not {request.method}")
-        with self._router.admit():
-            raw = await self._body(request)
-            asked = read(call.api, _decode(raw), raw)
+        async with self._admitted(request) as raw:
+            asked = await _read(call.api, raw)
             call.deadline = call.arrived + self._time_allowed(request)
             call.stream = asked.stream
             plan = await self._router.plan(
@@ -113,6 +116,14 @@ class OpenAIServer:
                 pinned=self._holder(asked.fields.get("previous_response_id")),
             )
             return await self._serve(call, plan, raw)
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
+        """The body of a request that is let in. Who is slow to send it takes no place meanwhile."""
+        self._router.admit()  # what has no chance need not send its body
+        async with self._intake.body(request) as raw:
+            with self._router.admit():
+                yield raw
 
     # --- sending -------------------------------------------------------------------------------------------
 
@@ -201,27 +212,6 @@ class OpenAIServer:
             raise InvalidRequest.field("x-request-timeout", "must be a number of seconds above 0")
         return min(seconds, self._limits.request_s)
 
-    async def _body(self, request: web.BaseRequest) -> bytes:
-        limit = self._limits.max_body_bytes
-        too_large = TooLarge(
-            f"the body is larger than {limit} bytes, the most this router takes (limits.max_body_bytes); send less"
-        )
-        if (request.content_length or 0) > limit:
-            raise too_large
-        pieces, size = [], 0
-        try:
-            async with asyncio.timeout(_BODY_S):
-                await _invite(request)
-                while not request.content.at_eof():
-                    piece = await request.content.readany()
-                    size += len(piece)
-                    if size > limit:
-                        raise too_large
-                    pieces.append(piece)
-        except TimeoutError:
-            raise DeadlineExceeded(f"the body did not arrive within {_BODY_S:g} s") from None
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
     # --- stored responses ----------------------------------------------------------------------------------
 
     def _holder(self, response_id: Any) -> str:
@@ -242,8 +232,7 @@ class OpenAIServer:
             raise NotFound(f"response {response_id} is not known to this router: only the one that answered knows it")
         call.api = RESPONSES
         headers = request_headers(call.request.headers, call.request_id)
-        with self._router.admit():
-            body = await self._body(call.request)
+        async with self._admitted(call.request) as body:
             try:
                 async with asyncio.timeout(self._limits.idle_s):
                     url = target.url + call.request.path_qs
@@ -288,21 +277,10 @@ class OpenAIServer:
         }
 
 
-def _decode(raw: bytes) -> dict[str, Any]:
-    try:
-        body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest.field("body", f"is no valid JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise InvalidRequest.field("body", "must be a JSON object")
-    return body
-
-
-async def _invite(request: web.BaseRequest) -> None:
-    """Answer a client that waits for leave to send its body."""
-    if request.version >= HttpVersion11 and request.headers.get("expect", "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # nothing of the response itself went out
+async def _read(api: str, raw: bytes) -> Asked:
+    if len(raw) <= SMALL:
+        return read(api, decode(raw), raw)
+    return await asyncio.to_thread(lambda: read(api, decode(raw), raw))
 
 
 def _request_id(request: web.BaseRequest) -> str:

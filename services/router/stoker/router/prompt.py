@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Raw
+
 from stoker.common.errors import InvalidRequest
 from stoker.router.render import Conversation
 
@@ -57,7 +59,9 @@ class Asked:
 
 
 def read(api: str, body: Mapping[str, Any], raw: bytes) -> Asked:
-    """Read a decoded OpenAI body. Raises InvalidRequest where routing is impossible; the rest is the engine's."""
+    """Read an OpenAI body as `decode` left it. Raises InvalidRequest where routing is impossible; the rest is the
+    engine's.
+    """
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest.field("model", "name the model to ask, for example one that GET /v1/models lists")
@@ -104,6 +108,11 @@ def _common(body: Mapping[str, Any], raw: bytes, *output_fields: str, special: b
     }
 
 
+def _is_costly(body: Mapping[str, Any]) -> bool:
+    """Whether something that the prompt is made of was too much to decode."""
+    return any(isinstance(value, Raw) for value in body.values())
+
+
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
@@ -115,6 +124,8 @@ def _are_counts(values: list[Any]) -> bool:
 
 def _completion(body: Mapping[str, Any], raw: bytes) -> Prompt:
     common = _common(body, raw, "max_tokens", special=True)
+    if _is_costly(body):
+        return Prompt(unreadable="many_values", **common)
     if body.get("prompt_embeds") is not None or body.get("suffix") is not None:
         return Prompt(unreadable="embeds", **common)
     if body.get("prompt") is None:
@@ -124,6 +135,8 @@ def _completion(body: Mapping[str, Any], raw: bytes) -> Prompt:
 
 def _embedding(body: Mapping[str, Any], raw: bytes) -> Prompt:
     common = _common(body, raw, special=True)
+    if _is_costly(body):
+        return Prompt(unreadable="many_values", **common)
     if isinstance(body.get("messages"), list):
         return _conversation(body["messages"], body, common, prompt=False)
     if body.get("input") is None:
@@ -150,6 +163,8 @@ def _tokenize(body: Mapping[str, Any], raw: bytes) -> Prompt:
 
 def _chat(body: Mapping[str, Any], raw: bytes) -> Prompt:
     common = _common(body, raw, "max_completion_tokens", "max_tokens", special=False)
+    if _is_costly(body):
+        return Prompt(unreadable="many_values", **common)
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest.field("messages", "give at least one message, for example a user's")
@@ -191,6 +206,8 @@ def _put_effort(variables: dict[str, Any], effort: object) -> None:
 
 def _responses(body: Mapping[str, Any], raw: bytes) -> Prompt:
     common = _common(body, raw, "max_output_tokens", special=True)
+    if _is_costly(body):
+        return Prompt(unreadable="many_values", **common)
     if body.get("truncation") not in (None, "disabled"):
         common["truncate_to"] = -1
     if body.get("previous_response_id") is not None or body.get("prompt") is not None:

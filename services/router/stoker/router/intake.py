@@ -1,0 +1,124 @@
+"""Request bodies on their way in, bounded in size, time, number and total.
+
+A body takes no place among the requests in flight before it has arrived, so slow senders keep nobody out. Where
+there are too many of them, the one that has been sending longest gives way: honest bodies arrive in milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from aiohttp import HttpVersion11, web
+
+from stoker.common.errors import DeadlineExceeded, Exhausted, StokerError
+from stoker.router.openai_errors import TooLarge
+
+_BODY_S = 60.0
+_HELD_BODIES = 64
+"""The bytes of this many of the largest bodies are held at once, those of requests in flight included."""
+
+
+class _Arriving:
+    """A body on its way: its bytes so far, and the clock that gives it up."""
+
+    __slots__ = ("clock", "gave_way", "size")
+
+    def __init__(self, clock: asyncio.Timeout) -> None:
+        self.size = 0
+        self.clock = clock
+        self.gave_way = False
+
+
+class Intake:
+    """Takes bodies in."""
+
+    def __init__(self, max_body_bytes: int, max_bodies: int) -> None:
+        """`max_bodies` may be on their way at once."""
+        self._max_body_bytes = max_body_bytes
+        self._max_bodies = max_bodies
+        self._max_held_bytes = _HELD_BODIES * max_body_bytes
+        self._arriving: dict[_Arriving, None] = {}  # oldest first
+        self.held_bytes = 0
+
+    @contextlib.asynccontextmanager
+    async def body(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
+        """A request's whole body; its bytes count until the block is left.
+
+        Raises TooLarge, DeadlineExceeded (it was slow), and Exhausted where nobody else could give way.
+        """
+        if (request.content_length or 0) > self._max_body_bytes:
+            raise self._too_large()
+        body = _Arriving(asyncio.timeout(_BODY_S))
+        try:
+            raw = await self._take(request, body)
+            yield raw
+        finally:
+            self.held_bytes -= body.size
+
+    async def _take(self, request: web.BaseRequest, body: _Arriving) -> bytes:
+        pieces = []
+        if len(self._arriving) >= self._max_bodies:
+            self._gives_way(next(iter(self._arriving)))
+        self._arriving[body] = None
+        try:
+            async with body.clock:
+                await _invite(request)
+                while not request.content.at_eof():
+                    piece = await request.content.readany()
+                    self._count(body, len(piece))
+                    pieces.append(piece)
+        except TimeoutError:
+            raise self._slow(body) from None
+        finally:
+            self._arriving.pop(body, None)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _count(self, body: _Arriving, size: int) -> None:
+        body.size += size
+        self.held_bytes += size
+        if body.size > self._max_body_bytes:
+            raise self._too_large()
+        while self.held_bytes > self._max_held_bytes:
+            oldest = next(iter(self._arriving), body)
+            if oldest is body or body.gave_way:
+                raise self._full()
+            self._gives_way(oldest)
+
+    def _gives_way(self, body: _Arriving) -> None:
+        del self._arriving[body]
+        body.gave_way = True
+        body.clock.reschedule(asyncio.get_running_loop().time())
+        self.held_bytes -= body.size
+        body.size = 0
+
+    def _too_large(self) -> StokerError:
+        limit = self._max_body_bytes
+        return TooLarge(
+            f"the body is larger than {limit} bytes, the most this router takes (limits.max_body_bytes); send less"
+        )
+
+    def _full(self) -> StokerError:
+        return Exhausted(
+            f"this router holds {self._max_held_bytes} bytes of bodies, as many as it takes "
+            f"({_HELD_BODIES} × limits.max_body_bytes); try again later",
+            reason="TOO_MANY_REQUESTS",
+            retry_after_s=1.0,
+        )
+
+    def _slow(self, body: _Arriving) -> StokerError:
+        if body.gave_way:
+            return Exhausted(
+                "the body arrived slowly, and its place was needed for others; send it faster, or try again later",
+                reason="TOO_MANY_REQUESTS",
+                retry_after_s=1.0,
+            )
+        return DeadlineExceeded(f"the body did not arrive within {_BODY_S:g} s")
+
+
+async def _invite(request: web.BaseRequest) -> None:
+    """Answer a client that waits for leave to send its body."""
+    if request.version >= HttpVersion11 and request.headers.get("expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # nothing of the response itself went out
