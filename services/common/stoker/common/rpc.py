@@ -64,6 +64,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Who connects and says nothing is let go.
+    ("grpc.server_handshake_timeout_ms", 20_000),
     # Two processes on one port must be a choice, not an accident.
     ("grpc.so_reuseport", 0),
 ]

@@ -9,7 +9,8 @@ from typing import Protocol, TypeVar
 import structlog
 
 from stoker.api.registry.v1 import registry_pb2
-from stoker.common import metrics, rpc
+from stoker.common import metrics, rpc, tls
+from stoker.common.tls import TlsConfig
 from stoker.control.config import LoopConfig
 from stoker.control.loop import ControlLoop, Round, candidate_name
 from stoker.registry.client import FleetWatch, Leadership, RegistryClient
@@ -38,6 +39,10 @@ class DecidingConfig(Protocol):
         """host:port of every registry."""
 
     @property
+    def tls(self) -> TlsConfig:
+        """Its certificates."""
+
+    @property
     def loop(self) -> LoopConfig:
         """How it leads and looks."""
 
@@ -55,13 +60,14 @@ async def serve(
 
     It reports SERVING once it has seen the whole state, leading or not.
     """
-    server = rpc.RpcServer.bind(config.listen, [service_name])
     candidate = candidate_name(config.loop)
     with metrics.exposed(config.metrics_listen) as metrics_port:
         async with (
-            RegistryClient(config.registries, timeout_s=config.loop.write_timeout_s) as client,
-            FleetWatch(config.registries, topics, watcher=candidate) as watch,
+            tls.following(config.tls) as secure,
+            RegistryClient(config.registries, timeout_s=config.loop.write_timeout_s, tls=secure) as client,
+            FleetWatch(config.registries, topics, watcher=candidate, tls=secure) as watch,
         ):
+            server = rpc.RpcServer.bind(config.listen, [service_name], tls=secure)
             leadership = Leadership(client, role, candidate, config.loop.leader_ttl_s)
             round_ = round_of(client)
             loop = ControlLoop(role, config.loop, watch, leadership, round_)

@@ -17,8 +17,9 @@ import structlog
 from stoker.api.common.v1 import common_pb2
 from stoker.api.inference.v1 import inference_pb2_grpc
 from stoker.api.node.v1 import node_pb2_grpc
-from stoker.common import metrics, service
+from stoker.common import metrics, service, tls
 from stoker.common.rpc import RpcServer
+from stoker.common.tls import Tls
 from stoker.node_agent import gpus
 from stoker.node_agent.config import AgentConfig
 from stoker.node_agent.ports import Ports
@@ -46,20 +47,28 @@ async def serve(config: AgentConfig, stop: asyncio.Event) -> None:
     state = StateDir(Path(config.state_dir))
     state.open()
     try:
-        server = RpcServer.bind(config.listen, _SERVICES)
         with metrics.exposed(config.metrics_listen):
-            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-                await _serve(config, stop, state, server, session)
+            async with (
+                tls.following(config.tls) as secure,
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+            ):
+                server = RpcServer.bind(config.listen, _SERVICES, tls=secure)
+                await _serve(config, stop, state, server, session, secure)
     finally:
         state.close()
 
 
 async def _serve(
-    config: AgentConfig, stop: asyncio.Event, state: StateDir, server: RpcServer, session: aiohttp.ClientSession
+    config: AgentConfig,
+    stop: asyncio.Event,
+    state: StateDir,
+    server: RpcServer,
+    session: aiohttp.ClientSession,
+    secure: Tls | None,
 ) -> None:
     node = describe(config, server.port, _incarnation(state))
     rng = Random()  # noqa: S311 - jitter and ports
-    registry = ReportSession(config.registries, node, rng=rng) if config.registries else None
+    registry = ReportSession(config.registries, node, tls=secure, rng=rng) if config.registries else None
     in_flight = InFlight(config.relay.max_streams)
     supervisor = Supervisor(
         Surroundings(

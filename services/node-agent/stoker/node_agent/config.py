@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from stoker.common.tls import TlsConfig
+
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
@@ -113,6 +115,7 @@ class AgentConfig:
         float, Meta(ge=0, le=3600, description="Seconds that running calls may take to finish after SIGTERM.")
     ] = 10.0
     metrics_listen: Annotated[str, Meta(description="host:port of /metrics; empty for none.")] = ""
+    tls: TlsConfig = field(default_factory=TlsConfig)
     lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     relay: RelayConfig = field(default_factory=RelayConfig)

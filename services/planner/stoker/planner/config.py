@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from stoker.common.tls import TlsConfig
 from stoker.control.config import LoopConfig
 
 
@@ -53,4 +54,5 @@ class PlannerConfig:
     ] = ("127.0.0.1:7310",)
     loss: LossConfig = field(default_factory=LossConfig)
     rendezvous: RendezvousConfig = field(default_factory=RendezvousConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)

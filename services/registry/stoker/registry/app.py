@@ -15,9 +15,11 @@ from pathlib import Path
 import structlog
 
 from stoker.api.registry.v1 import registry_pb2_grpc
-from stoker.common import metrics, rpc, service
+from stoker.common import metrics, rpc, service, tls
 from stoker.common.errors import StokerError
-from stoker.etcd import EtcdClient, EtcdUnavailable, Tls
+from stoker.common.tls import Tls
+from stoker.etcd import EtcdClient, EtcdUnavailable
+from stoker.etcd import Tls as EtcdTls
 from stoker.registry.config import EtcdConfig, RegistryConfig
 from stoker.registry.deployments import DeploymentStore
 from stoker.registry.hub import Hub
@@ -42,11 +44,17 @@ class Registry:
 @asynccontextmanager
 async def running(config: RegistryConfig) -> AsyncIterator[Registry]:
     """A registry for as long as the block runs; it serves as soon as it has read etcd."""
-    server = rpc.RpcServer.bind(config.listen, [SERVICE])
+    async with tls.following(config.tls) as secure, _serving(config, secure) as registry:
+        yield registry
+
+
+@asynccontextmanager
+async def _serving(config: RegistryConfig, secure: Tls | None) -> AsyncIterator[Registry]:
+    server = rpc.RpcServer.bind(config.listen, [SERVICE], tls=secure)
     if not config.registry_id:
         host = config.listen.rpartition(":")[0] or socket.gethostname()
         config = dataclasses.replace(config, registry_id=f"{host}:{server.port}#{os.getpid()}")
-    etcd = EtcdClient(config.etcd.endpoints, tls=_tls(config.etcd), call_timeout_s=config.etcd.call_timeout_s)
+    etcd = EtcdClient(config.etcd.endpoints, tls=_etcd_tls(config.etcd), call_timeout_s=config.etcd.call_timeout_s)
     hub = Hub(etcd, config)
     servicer = RegistryServicer(
         hub,
@@ -118,11 +126,11 @@ async def _connect(etcd: EtcdClient) -> None:
             await asyncio.sleep(0.5)
 
 
-def _tls(config: EtcdConfig) -> Tls | None:
+def _etcd_tls(config: EtcdConfig) -> EtcdTls | None:
     if not config.ca:
         return None
     try:
-        return Tls.from_files(
+        return EtcdTls.from_files(
             Path(config.ca),
             Path(config.certificate) if config.certificate else None,
             Path(config.key) if config.key else None,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from stoker.common.tls import TlsConfig
+
 
 @dataclass(frozen=True)
 class EtcdConfig:
@@ -78,6 +80,7 @@ class RegistryConfig:
     metrics_listen: Annotated[str, Meta(description="Prometheus address, host:port; empty for none")] = ""
     registry_id: Annotated[str, Meta(description="name of this process in logs; host:port where empty")] = ""
     drain_s: Annotated[float, Meta(description="at shutdown, time for unary calls to finish, seconds", ge=0)] = 2.0
+    tls: TlsConfig = field(default_factory=TlsConfig)
     etcd: EtcdConfig = field(default_factory=EtcdConfig)
     membership: MembershipConfig = field(default_factory=MembershipConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)

@@ -16,8 +16,9 @@ from aiohttp import web
 
 from stoker.api.router.v1 import router_pb2_grpc
 from stoker.common import metrics as exposition
-from stoker.common import otel, rpc, service
+from stoker.common import otel, rpc, service, tls
 from stoker.common.errors import StokerError
+from stoker.common.tls import ServerTlsConfig, Tls, TlsConfig
 from stoker.router import grpc_inference, metrics, server
 from stoker.router.channels import Channels
 from stoker.router.checks import HealthChecks
@@ -37,17 +38,23 @@ log = structlog.get_logger(__name__)
 
 _HOUSEKEEPING_S = 0.5
 _CLIENT_KEEPALIVE_S = 75.0
+_HANDSHAKE_S = 10.0
 
 
 class RouterApp:
-    """A whole router. Fed by registries, or by its owner through `view` and `fleet_changed`."""
+    """A whole router. Fed by registries, or by its owner through `view` and `fleet_changed`.
 
-    def __init__(self, config: RouterConfig) -> None:
+    `secure` has the certificates of its gRPC port and of its calls, `secure_http` those of the OpenAI port.
+    """
+
+    def __init__(self, config: RouterConfig, secure: Tls | None = None, secure_http: Tls | None = None) -> None:
         self.config = config
+        self._secure = secure
+        self._secure_http = secure_http
         rng = random.Random()  # noqa: S311 - jitter and ties
         self.view = View(config.routing, config.health)
         self.engines = Engines(config.limits.connect_s)
-        self.channels = Channels()
+        self.channels = Channels(secure)
         self.tokenizers = TokenizerStore(self.channels.to, config.tokenizer.cache_dir, rng)
         self._threads = ThreadPoolExecutor(config.tokenizer.threads, thread_name_prefix="tokenize")
         self._announcing = Announcing()
@@ -69,7 +76,8 @@ class RouterApp:
     async def start(self) -> None:
         """Listen, not ready. Raises StokerError when an address is taken."""
         await self.engines.start()
-        self.rpc = rpc.RpcServer.bind(self.config.listen.grpc, (grpc_inference.SERVICE, server.SERVICE))
+        services = (grpc_inference.SERVICE, server.SERVICE)
+        self.rpc = rpc.RpcServer.bind(self.config.listen.grpc, services, tls=self._secure)
         InferenceServer(self.router, self.channels, self.config.limits).add_to(self.rpc.server)
         router_pb2_grpc.add_RouterServiceServicer_to_server(RouterServer(self.router), self.rpc.server)
         await self.rpc.start()
@@ -89,8 +97,8 @@ class RouterApp:
     async def watch(self) -> None:
         """Follow the registries, and tell other routers through them."""
         watcher = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        await self._announcing.start(self.config.registries, watcher)
-        watching = Watching(self.view, self.config.registries, watcher, self.fleet_changed)
+        await self._announcing.start(self.config.registries, watcher, self._secure)
+        watching = Watching(self.view, self.config.registries, watcher, self.fleet_changed, secure=self._secure)
         self._tasks.append(asyncio.create_task(watching.run(), name="watching"))
 
     def fleet_changed(self) -> None:
@@ -152,6 +160,8 @@ class RouterApp:
                 host.strip("[]") or "0.0.0.0",  # noqa: S104 - as every service
                 int(text),
                 backlog=1024,
+                ssl=self._secure_http.server_context() if self._secure_http is not None else None,
+                ssl_handshake_timeout=_HANDSHAKE_S if self._secure_http is not None else None,
             )
         except OSError as error:
             raise StokerError(
@@ -179,12 +189,19 @@ async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
     otel.setup("stoker-router", config.otlp_endpoint)
     with exposition.exposed(config.metrics_listen), contextlib.ExitStack() as last:
         last.callback(otel.shutdown)
-        app = RouterApp(config)
-        await app.start()
-        await app.watch()
-        log.info("router.listening", grpc_port=app.rpc.port, http_port=app.http_port)
-        await stop.wait()
-        await app.stop()
+        # The OpenAI port may have a certificate for the public of its own.
+        http_tls = config.http_tls if config.http_tls != ServerTlsConfig() else _shown_to_anyone(config.tls)
+        async with tls.following(config.tls) as secure, tls.following(http_tls, "http_tls") as secure_http:
+            app = RouterApp(config, secure, secure_http)
+            await app.start()
+            await app.watch()
+            log.info("router.listening", grpc_port=app.rpc.port, http_port=app.http_port)
+            await stop.wait()
+            await app.stop()
+
+
+def _shown_to_anyone(config: TlsConfig) -> ServerTlsConfig:
+    return ServerTlsConfig(certificate=config.certificate, key=config.key)
 
 
 def main() -> None:

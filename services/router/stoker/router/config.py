@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from stoker.common.tls import ServerTlsConfig, TlsConfig
 from stoker.router.core import HealthConfig, RoutingConfig
 
 
@@ -75,5 +76,8 @@ class RouterConfig:
     otlp_endpoint: Annotated[
         str, Meta(description="OTLP gRPC endpoint for traces, http://host:port; empty for none")
     ] = ""
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    http_tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
+    """Of the OpenAI port. Where empty it shows `tls.certificate`, if there is one, and asks callers for none."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     health: HealthConfig = field(default_factory=HealthConfig)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from stoker.api.registry.v1 import registry_pb2
+from stoker.common.tls import Tls
 from stoker.registry.client import (
     DigestChanged,
     DispatchAnnouncer,
@@ -47,17 +48,19 @@ class Watching:
         watcher: str,
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        secure: Tls | None = None,
     ) -> None:
         self._view = view
         self._registries = registries
         self._watcher = watcher
         self._changed = changed
+        self._secure = secure
         self._clock = clock
 
     async def run(self) -> None:
         """Watch; begin anew when an event could not be taken."""
         while True:
-            async with FleetWatch(self._registries, _TOPICS, watcher=self._watcher) as watch:
+            async with FleetWatch(self._registries, _TOPICS, watcher=self._watcher, tls=self._secure) as watch:
                 await self._follow(watch)
 
     async def _follow(self, watch: FleetWatch) -> None:
@@ -116,9 +119,9 @@ class Announcing:
     def __init__(self) -> None:
         self._announcer: DispatchAnnouncer | None = None
 
-    async def start(self, registries: tuple[str, ...], router_id: str) -> None:
+    async def start(self, registries: tuple[str, ...], router_id: str, secure: Tls | None = None) -> None:
         """Begin to tell."""
-        self._announcer = DispatchAnnouncer(registries, router_id)
+        self._announcer = DispatchAnnouncer(registries, router_id, tls=secure)
         await self._announcer.start()
 
     async def close(self) -> None:

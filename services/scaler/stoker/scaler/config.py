@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from stoker.common.tls import TlsConfig
 from stoker.control.config import LoopConfig
 
 
@@ -24,4 +25,5 @@ class ScalerConfig:
     load_fresh_s: Annotated[
         float, Meta(description="age at which a load report no longer counts as known, seconds", gt=0)
     ] = 10.0
+    tls: TlsConfig = field(default_factory=TlsConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)

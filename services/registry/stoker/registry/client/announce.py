@@ -14,6 +14,7 @@ from stoker.common import rpc
 from stoker.common.backoff import Backoff
 from stoker.common.blocks import pack_keys
 from stoker.common.errors import InvalidRequest
+from stoker.common.tls import Tls
 from stoker.registry.core import rendezvous
 from stoker.registry.core.dispatches import MAX_DISPATCHES, MAX_KEYS, MAX_TOKENS, QUEUE_BYTES, DropOldest, aged_ms
 
@@ -47,6 +48,7 @@ class DispatchAnnouncer:
         *,
         batch_s: float = 0.02,
         queue_bytes: int = QUEUE_BYTES,
+        tls: Tls | None = None,
         rng: random.Random | None = None,
     ) -> None:
         if not endpoints:
@@ -58,6 +60,7 @@ class DispatchAnnouncer:
         """Dispatches handed to a registry so far."""
         self._endpoints = rendezvous.order(router_id, endpoints)
         self._batch_s = batch_s
+        self._tls = tls
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._backoff = Backoff(first_s=0.1, max_s=3.0)
         self._queue: DropOldest[registry_pb2.Dispatch] = DropOldest(queue_bytes)
@@ -125,7 +128,7 @@ class DispatchAnnouncer:
     async def _try(self, endpoint: str) -> str:
         """Announce to one registry for as long as it goes; returns why it ended."""
         try:
-            async with rpc.channel(endpoint) as channel:
+            async with rpc.channel(endpoint, self._tls) as channel:
                 await self._stream(endpoint, channel)
         except grpc.aio.AioRpcError as error:
             return rpc.error_from(error).message

@@ -14,7 +14,9 @@ from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2, registry_pb2_grpc
 from stoker.common import rpc
 from stoker.common.backoff import Backoff
+from stoker.common.channels import Channels
 from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, StokerError
+from stoker.common.tls import Tls
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +27,7 @@ _ELSEWHERE = {Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.ABORTED, Code.CANCE
 
 
 class RegistryClient:
-    """Calls to the registry with failover over `endpoints` ("host:port").
+    """Calls to the registry with failover over `endpoints` ("host:port"), in plain text without `tls`.
 
     `timeout_s` bounds a call over all its tries, `attempt_timeout_s` one try at one registry. Every method
     raises StokerError: what the registry refused, or UNAVAILABLE / DEADLINE_EXCEEDED when none answered.
@@ -37,6 +39,7 @@ class RegistryClient:
         *,
         timeout_s: float = 10.0,
         attempt_timeout_s: float = 6.0,
+        tls: Tls | None = None,
         rng: random.Random | None = None,
     ) -> None:
         if not endpoints:
@@ -46,7 +49,7 @@ class RegistryClient:
         self._attempt_timeout_s = attempt_timeout_s
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._backoff = Backoff(first_s=0.05, max_s=1.0)
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(tls)
         self._current = self._rng.randrange(len(self._endpoints))
 
     async def get_fleet(self) -> registry_pb2.GetFleetResponse:
@@ -119,8 +122,7 @@ class RegistryClient:
 
     async def close(self) -> None:
         """Close all channels; calls in flight fail."""
-        channels, self._channels = self._channels, {}
-        await asyncio.gather(*(channel.close() for channel in channels.values()))
+        await self._channels.close()
 
     async def __aenter__(self) -> RegistryClient:
         return self
@@ -159,10 +161,7 @@ class RegistryClient:
             await asyncio.sleep(pause)
 
     def _stub(self, endpoint: str) -> registry_pb2_grpc.RegistryServiceAsyncStub:
-        channel = self._channels.get(endpoint)
-        if channel is None:
-            channel = self._channels[endpoint] = rpc.channel(endpoint)
-        return registry_pb2_grpc.RegistryServiceStub(channel)
+        return registry_pb2_grpc.RegistryServiceStub(self._channels.to(endpoint))
 
 
 def _gave_up(last: StokerError, endpoints: Sequence[str], timeout_s: float) -> StokerError:

@@ -16,6 +16,7 @@ from stoker.api.registry.v1 import records_pb2, registry_pb2, registry_pb2_grpc
 from stoker.common import rpc
 from stoker.common.backoff import Backoff
 from stoker.common.errors import Code, Conflict, InvalidRequest, StokerError, Unavailable
+from stoker.common.tls import Tls
 from stoker.registry.client.events import AgentEvent, AssignmentsChanged, Connected, Disconnected, ResyncWanted
 from stoker.registry.core import rendezvous
 from stoker.registry.core.outbox import Outbox
@@ -56,6 +57,7 @@ class ReportSession:
         node: common_pb2.Node,
         *,
         lease_id: int = 0,
+        tls: Tls | None = None,
         rng: random.Random | None = None,
     ) -> None:
         if not endpoints:
@@ -67,6 +69,7 @@ class ReportSession:
         self.connected = asyncio.Event()
         """Set while a registry has admitted this agent."""
         self._endpoints = rendezvous.order(node.node_id, endpoints)
+        self._tls = tls
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._backoff = Backoff(first_s=0.1, max_s=3.0)
         self._outbox = Outbox()
@@ -173,7 +176,7 @@ class ReportSession:
         while self._fatal is None and not self._left.is_set():
             endpoint = self._endpoints[attempt % len(self._endpoints)]
             try:
-                async with rpc.channel(endpoint) as channel:
+                async with rpc.channel(endpoint, self._tls) as channel:
                     await self._stream(endpoint, channel)
                 because = "it said goodbye"
                 self._left.set()

@@ -14,6 +14,7 @@ from stoker.api.registry.v1 import registry_pb2, registry_pb2_grpc
 from stoker.common import rpc
 from stoker.common.backoff import Backoff
 from stoker.common.errors import InvalidRequest
+from stoker.common.tls import Tls
 from stoker.registry.client.events import (
     DigestChanged,
     DispatchesSeen,
@@ -73,6 +74,7 @@ class FleetWatch:
         *,
         watcher: str = "",
         silence_s: float = 3.0,
+        tls: Tls | None = None,
         rng: random.Random | None = None,
     ) -> None:
         if not endpoints:
@@ -83,6 +85,7 @@ class FleetWatch:
             watcher=watcher,
         )
         self._silence_s = silence_s
+        self._tls = tls
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._backoff = Backoff(first_s=0.1, max_s=3.0)
         self._sources = {endpoint: _Source(endpoint) for endpoint in endpoints}
@@ -154,7 +157,7 @@ class FleetWatch:
         while True:
             started = asyncio.get_running_loop().time()
             try:
-                async with rpc.channel(source.endpoint) as channel:
+                async with rpc.channel(source.endpoint, self._tls) as channel:
                     await self._stream(source, channel)
                 because = "the stream ended"
             except grpc.aio.AioRpcError as error:
