@@ -61,6 +61,29 @@ async def test_it_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "field"),
+    [("/v1/completions", "prompt"), ("/v1/chat/completions", "messages"), ("/tokenize", "prompt")],
+)
+async def test_a_huge_prompt_keeps_no_health_check_waiting(tmp_path: Path, path: str, field: str) -> None:
+    text = "Feed the fire, stoker. " * 100_000
+    body = {"model": "tiny", field: [{"role": "user", "content": text}] if field == "messages" else text}
+    async with running_engine("sim", tmp_path, args=FAST) as engine:
+        asking = asyncio.create_task(_status(engine.session, engine.url + path, body))
+        healthy = 0
+        while not asking.done():
+            assert await engine.client.health(timeout_s=1) is Health.SERVING, "as the router's own checks ask"
+            healthy += 1
+        assert await asking == (200 if path == "/tokenize" else 400)
+        assert healthy > 5
+
+
+async def _status(session: aiohttp.ClientSession, url: str, body: object) -> int:
+    async with session.post(url, json=body) as answer:
+        await answer.read()
+        return answer.status
+
+
+@pytest.mark.parametrize(
     ("model", "args", "words"),
     [
         ("/no/such/model", (), "/no/such/model is no model directory"),

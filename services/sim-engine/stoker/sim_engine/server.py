@@ -87,9 +87,11 @@ class Server:
         body = await request.body_of(http)
         request.check_model(body, self._engine.config)
         if "messages" in body:
-            tokens = chat.render(body, self._tokenizer)
+            tokens = await chat.render(body, self._tokenizer)
         elif isinstance(body.get("prompt"), str):
-            tokens = self._tokenizer.encode(body["prompt"], special=bool(body.get("add_special_tokens", True)))
+            tokens = await self._tokenizer.encode_aside(
+                body["prompt"], special=bool(body.get("add_special_tokens", True))
+            )
         else:
             raise request.missing("prompt")
         return web.json_response({
@@ -115,7 +117,9 @@ class Server:
         inputs: list[Any] = [given] if isinstance(given, str) or isinstance(given[0], int) else given
         data, total = [], 0
         for index, one in enumerate(inputs):
-            tokens = self._tokenizer.encode(one) if isinstance(one, str) else [int(token) for token in one]
+            tokens = (
+                await self._tokenizer.encode_aside(one) if isinstance(one, str) else [int(token) for token in one]
+            )
             total += len(tokens)
             values = [text.mix(at, *tokens) / 2**63 - 1 for at in range(_EMBEDDING)]
             data.append({"index": index, "object": "embedding", "embedding": values})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,8 +15,13 @@ import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Backend
 
+# One prompt at a time: the library's own thread pool would only add a wake-up.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 _SAID = 4096
 """How many different tokens the simulated model can say."""
+_LONG = 8192
+"""Characters from which on a text takes milliseconds."""
 
 
 class TemplateError(ValueError):
@@ -47,7 +54,14 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; `special` adds what the tokenizer adds, a begin mark for instance."""
-        return list(self._backend.encode(text, add_special_tokens=special).ids)
+        # `encode` would hold the interpreter lock all the while.
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+
+    async def encode_aside(self, text: str, *, special: bool = True) -> list[int]:
+        """The same, and the event loop goes on meanwhile: a long text takes seconds."""
+        if len(text) <= _LONG:
+            return self.encode(text, special=special)
+        return await asyncio.to_thread(self.encode, text, special=special)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, special tokens spelled out."""

@@ -31,7 +31,7 @@ async def handle(http: web.Request, engine: SimEngine, tokenizer: Tokenizer) -> 
     config = engine.config
     body = await request.body_of(http)
     wanted = request.sampling(body, config, chat=True)
-    prompt = render(body, tokenizer)
+    prompt = await render(body, tokenizer)
     answer = _answer(body, tokenizer)
     call = request.new_call(config, [prompt], wanted, answer.script)
     head = {"id": f"chatcmpl-{uuid.uuid4().hex[:16]}", "created": int(time.time()), "model": wanted.model}
@@ -96,7 +96,7 @@ async def _stream(
     return await stream.close()
 
 
-def render(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
+async def render(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
     """Token ids of a chat or tokenize request. Raises `ApiError` for messages that cannot be rendered."""
     messages = body.get("messages")
     if messages is None:
@@ -113,7 +113,7 @@ def render(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
         )
     except (TemplateError, ValueError, TypeError) as error:
         raise ApiError(str(error)) from error
-    return tokenizer.encode(prompt, special=bool(body.get("add_special_tokens", False)))
+    return await tokenizer.encode_aside(prompt, special=bool(body.get("add_special_tokens", False)))
 
 
 def _answer(body: dict[str, Any], tokenizer: Tokenizer) -> _Answer:

@@ -20,7 +20,7 @@ async def handle(http: web.Request, engine: SimEngine, tokenizer: Tokenizer) -> 
     config = engine.config
     body = await request.body_of(http)
     wanted = request.sampling(body, config, chat=False)
-    prompts = _prompts(body.get("prompt"), tokenizer)
+    prompts = await _prompts(body.get("prompt"), tokenizer)
     echo = [tokenizer.decode(prompt) if body.get("echo") else "" for prompt in prompts]
     call = request.new_call(config, prompts, wanted)
     head = {
@@ -67,7 +67,7 @@ def _choice(delta: generate.Delta, text: str, logprobs: object) -> dict[str, Any
     }
 
 
-def _prompts(given: Any, tokenizer: Tokenizer) -> list[list[int]]:
+async def _prompts(given: Any, tokenizer: Tokenizer) -> list[list[int]]:
     if given is None or given in ("", []):
         raise ApiError("Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)",
                        param="prompt")  # fmt: skip
@@ -75,7 +75,9 @@ def _prompts(given: Any, tokenizer: Tokenizer) -> list[list[int]]:
         given = [given]
     if not isinstance(given, list):
         raise ApiError("prompt must be a string, an array of strings, or arrays of token ids.", param="prompt")
-    return [tokenizer.encode(one) if isinstance(one, str) else _token_ids(one, tokenizer) for one in given]
+    return [
+        await tokenizer.encode_aside(one) if isinstance(one, str) else _token_ids(one, tokenizer) for one in given
+    ]
 
 
 def _token_ids(given: Any, tokenizer: Tokenizer) -> list[int]:

@@ -19,7 +19,7 @@ async def handle(http: web.Request, engine: SimEngine, tokenizer: Tokenizer) -> 
     body = await request.body_of(http)
     wanted = request.sampling(body, config, chat=True, limit_field="max_output_tokens")
     # As vLLM: on this route the tokenizer adds its begin mark to the one of the template.
-    prompt = chat.render({"messages": _messages(body), "add_special_tokens": True}, tokenizer)
+    prompt = await chat.render({"messages": _messages(body), "add_special_tokens": True}, tokenizer)
     call = request.new_call(config, [prompt], wanted)
     shell = {
         "id": f"resp_{uuid.uuid4().hex[:16]}",
