@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 _SERVICES = ("stoker.api.inference.v1.InferenceService", "stoker.api.node.v1.NodeService")
 _WILDCARDS = {"", "0.0.0.0", "::", "[::]"}  # noqa: S104
+# Engines close an idle connection after 5 s: none is used just then.
+_KEEPALIVE_S = 4.0
 
 
 def main() -> None:
@@ -48,9 +50,10 @@ async def serve(config: AgentConfig, stop: asyncio.Event) -> None:
     state.open()
     try:
         with metrics.exposed(config.metrics_listen):
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
             async with (
                 tls.following(config.tls) as secure,
-                aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+                aiohttp.ClientSession(connector=connector) as session,
             ):
                 server = RpcServer.bind(config.listen, _SERVICES, tls=secure)
                 await _serve(config, stop, state, server, session, secure)

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import aiohttp
+import msgspec
 import structlog
 
 from stoker.api.inference.v1 import inference_pb2
@@ -25,6 +26,9 @@ log = structlog.get_logger(__name__)
 
 _MAX_ERROR_BODY = 1 << 20
 _WATCH_S = 0.5
+# An engine that has said it is done ends its response at once; one that does not loses its connection.
+_END_S = 0.1
+_JSON = {"content-type": "application/json"}
 
 
 class SlowReader(StokerError):
@@ -73,15 +77,18 @@ class InFlight:
 class _Call:
     """One generation: its connection, and since when its reader stands still."""
 
-    __slots__ = ("blocked_since", "response", "slow")
+    __slots__ = ("blocked_since", "opening", "response", "slow")
 
     def __init__(self) -> None:
+        self.opening: asyncio.Task[None] | None = None
         self.response: aiohttp.ClientResponse | None = None
         self.blocked_since: float | None = None
         self.slow = False
 
     def close(self) -> None:
-        """Close the connection now; the engine aborts."""
+        """Close the connection now, unless its response has ended; the engine aborts."""
+        if self.opening is not None:
+            self.opening.cancel()
         if self.response is not None:
             self.response.close()
             self.response = None
@@ -149,11 +156,19 @@ class Relay:
         deadline_s: float | None,
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         now = asyncio.get_running_loop().time
-        ends = now() + (self._config.default_deadline_s if deadline_s is None else deadline_s)
+        timeout_s = self._config.default_deadline_s if deadline_s is None else deadline_s
         events = EventStream()
+        call.opening = asyncio.create_task(self._open(call, url, body, headers, timeout_s))
+        call.opening.add_done_callback(_retrieve)
         try:
-            response = call.response = await self._open(url, body, headers, ends - now())
-            async for message in self._messages(call, response, events, started, now):
+            # Goes out while the engine works.
+            call.blocked_since = now()
+            yield inference_pb2.GenerateResponse(started=started)
+            call.blocked_since = None
+            if call.slow:
+                raise self._slow()
+            await call.opening
+            async for message in self._messages(call, events, now):
                 yield message
         except aiohttp.ConnectionTimeoutError as error:
             raise Unavailable(f"the engine does not accept connections: {error!r}", reason="ENGINE_DIED") from error
@@ -170,16 +185,10 @@ class Relay:
             ) from error
 
     async def _messages(
-        self,
-        call: _Call,
-        response: aiohttp.ClientResponse,
-        events: EventStream,
-        started: inference_pb2.Started,
-        now: Callable[[], float],
+        self, call: _Call, events: EventStream, now: Callable[[], float]
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        call.blocked_since = now()
-        yield inference_pb2.GenerateResponse(started=started)
-        call.blocked_since = None
+        response = call.response
+        assert response is not None  # noqa: S101 - it is open
         while not events.done:
             if call.slow:
                 raise self._slow()
@@ -196,17 +205,22 @@ class Relay:
         if not events.done:
             raise aiohttp.ClientPayloadError("the stream ended before its end")
         yield inference_pb2.GenerateResponse(finished=inference_pb2.Finished(usage=events.usage))
+        await _to_the_end(response)
 
     async def _open(
-        self, url: str, body: Mapping[str, Any], headers: Mapping[str, str], timeout_s: float
-    ) -> aiohttp.ClientResponse:
-        """The engine's answer, once it agreed to generate."""
+        self, call: _Call, url: str, body: Mapping[str, Any], headers: Mapping[str, str], timeout_s: float
+    ) -> None:
+        """Have the engine agree to generate."""
         timeout = aiohttp.ClientTimeout(total=max(timeout_s, 0.001), sock_connect=self._config.connect_timeout_s)
-        response = await self._session.post(
-            url, json=body, headers=headers, timeout=timeout, read_bufsize=self._config.buffer_bytes
+        response = call.response = await self._session.post(
+            url,
+            data=msgspec.json.encode(body),
+            headers={**_JSON, **headers},
+            timeout=timeout,
+            read_bufsize=self._config.buffer_bytes,
         )
         if response.status == 200:
-            return response
+            return
         try:
             content = await response.content.read(_MAX_ERROR_BODY)
         finally:
@@ -227,3 +241,17 @@ class Relay:
                 if call.blocked_since is not None and call.blocked_since < limit and not call.slow:
                     call.slow = True
                     call.close()
+
+
+def _retrieve(opening: asyncio.Task[None]) -> None:
+    """Whoever left before the engine answered asks no more how it went."""
+    if not opening.cancelled():
+        opening.exception()
+
+
+async def _to_the_end(response: aiohttp.ClientResponse) -> None:
+    """Read the end of the body: only then can the connection serve the next call."""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+        async with asyncio.timeout(_END_S):
+            while await response.content.readany():
+                pass
