@@ -63,3 +63,10 @@ def test_everybody_knows_every_registry() -> None:
         told.add(tuple(config.registries))
     assert len(told) == 1
     assert load(RegistryConfig, ROOT / "deploy/config/registry.yaml").listen in next(iter(told))
+
+
+def test_every_service_asks_its_callers_for_a_certificate() -> None:
+    for service in SERVICES:
+        tls = load(SERVICES[service], ROOT / f"deploy/config/{service}.yaml").tls
+        for path in (tls.certificate, tls.key, tls.ca, tls.client_ca):
+            assert path.startswith("/etc/stoker/tls/"), service

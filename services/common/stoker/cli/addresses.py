@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from stoker.common.errors import Code, InvalidRequest, StokerError
+from stoker.common.tls import Tls, from_environment
 from stoker.local.stack import LocalStack
 from stoker.local.state import Home, StackState
 
@@ -64,6 +65,11 @@ class Addresses:
                 code=Code.UNAVAILABLE,
             )
         return found
+
+
+def secured(named: str) -> Tls | None:
+    """The certificates for addresses that the user named; the local stack, where none is, speaks plain text."""
+    return from_environment() if named else None
 
 
 def _split(flag: str, text: str) -> tuple[str, ...]:

@@ -21,11 +21,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from stoker.cli.addresses import Addresses, RegistryOption, RouterOption
+from stoker.cli import doctor_tls
+from stoker.cli.addresses import Addresses, RegistryOption, RouterOption, secured
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
 from stoker.common import rpc
 from stoker.common.errors import StokerError
+from stoker.common.tls import Tls
 from stoker.local import etcd
 from stoker.local.deployment import has_gpu
 from stoker.local.ports import is_free
@@ -62,7 +64,7 @@ def doctor(registry: RegistryOption = "", router: RouterOption = "", output: For
     checks = [check() for check in LOCAL_CHECKS]
     with out.progress() as progress:
         progress.say("asking the services")
-        checks += run(reachable(Addresses.find(registry, router)))
+        checks += run(reachable(Addresses.find(registry, router), _usable(registry or router)))
     out.result([asdict(c) for c in checks], _table(checks))
     if any(c.status == "fail" for c in checks):
         raise typer.Exit(1)
@@ -185,21 +187,37 @@ def clock() -> Check:
     return Check("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S %Z"))
 
 
+def _usable(named: str) -> Tls | None:
+    """What `secured` gives; nothing where it cannot be used, which the check of certificates says."""
+    try:
+        return secured(named)
+    except StokerError:
+        return None
+
+
+def certificates() -> Check:
+    """Certificates of this command, and of the services that are set up on this host."""
+    return Check("certificates", *doctor_tls.certificates())
+
+
 LOCAL_CHECKS: tuple[Callable[[], Check], ...] = (
     *(python, platform_, version, vllm, etcd_binary),
-    *(ports, disk, memory, gpu, clock),
+    *(ports, disk, memory, gpu, clock, certificates),
 )
 
 
-async def reachable(addresses: Addresses) -> list[Check]:
+async def reachable(addresses: Addresses, secure: Tls | None = None) -> list[Check]:
     """Whether known services answer."""
     targets = [("registry", t) for t in addresses.registries] + [("router", t) for t in addresses.routers]
     if not targets:
         return [Check("services", "ok", "none known: no local stack runs, and no address was given")]
 
     async def check(name: str, target: str) -> Check:
-        if await rpc.wait_serving(target, 3.0):
-            return Check(f"{name} {target}", "ok", "serving")
+        if await rpc.wait_serving(target, 3.0, secure):
+            return Check(f"{name} {target}", "ok", "serving over TLS" if secure is not None else "serving")
+        refused = await doctor_tls.refusal(target, secure)
+        if refused is not None:
+            return Check(f"{name} {target}", "fail", *refused)
         fix = f"start it, or see its log; `stoker status` if it is local; is {target} right?"
         return Check(f"{name} {target}", "fail", "does not answer as serving within 3 s", fix)
 

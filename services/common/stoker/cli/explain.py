@@ -12,7 +12,7 @@ from rich.text import Text
 
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
-from stoker.cli.addresses import Addresses, RouterOption
+from stoker.cli.addresses import Addresses, RouterOption, secured
 from stoker.cli.fleet import explained
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
@@ -43,7 +43,7 @@ def explain(
     out = Output(output)
 
     async def work() -> router_pb2.ExplainResponse:
-        async with rpc.channel(target) as channel:
+        async with rpc.channel(target, secured(router)) as channel:
             try:
                 request = router_pb2.ExplainRequest(request_id=request_id)
                 if prompt:

@@ -12,6 +12,7 @@ import grpc
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common import rpc
 from stoker.common.errors import Code, DeadlineExceeded, StokerError
+from stoker.common.tls import Tls
 from stoker.registry.client import RegistryClient
 
 _CALL_S = 10.0
@@ -49,9 +50,9 @@ class Fleet:
 class Registries:
     """All registries: writes go to whichever answers, reads gather from each."""
 
-    def __init__(self, endpoints: Sequence[str]) -> None:
-        self.client = RegistryClient(endpoints, timeout_s=_CALL_S)
-        self._each = {endpoint: RegistryClient([endpoint], timeout_s=_READ_S) for endpoint in endpoints}
+    def __init__(self, endpoints: Sequence[str], tls: Tls | None = None) -> None:
+        self.client = RegistryClient(endpoints, timeout_s=_CALL_S, tls=tls)
+        self._each = {endpoint: RegistryClient([endpoint], timeout_s=_READ_S, tls=tls) for endpoint in endpoints}
 
     async def __aenter__(self) -> Registries:
         return self

@@ -14,12 +14,13 @@ import typer
 from stoker.api.node.v1 import node_pb2, node_pb2_grpc
 from stoker.api.registry.v1.records_pb2 import Deployment
 from stoker.cli import deployment_file, report
-from stoker.cli.addresses import Addresses, RegistryOption
+from stoker.cli.addresses import Addresses, RegistryOption, secured
 from stoker.cli.fleet import Fleet, Registries, explained, wait_settled
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
 from stoker.common import rpc
 from stoker.common.errors import Conflict, InvalidRequest, NotFound
+from stoker.common.tls import Tls
 
 WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is so.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=1, max=86_400, help="Longest wait, in seconds.")]
@@ -47,7 +48,7 @@ def status(
     out = Output(output)
 
     async def work() -> Fleet:
-        async with Registries(addresses.require_registries()) as registries:
+        async with Registries(addresses.require_registries(), secured(registry)) as registries:
             return await registries.fleet()
 
     fleet = run(work())
@@ -70,7 +71,7 @@ def deploy(
     out = Output(output)
 
     async def work() -> Deployment:
-        async with Registries(endpoints) as registries:
+        async with Registries(endpoints, secured(registry)) as registries:
             written = await registries.client.put_deployment(spec)
             if wait:
                 with out.progress() as progress:
@@ -101,7 +102,7 @@ def scale(
     out = Output(output)
 
     async def work() -> int:
-        async with Registries(endpoints) as registries:
+        async with Registries(endpoints, secured(registry)) as registries:
             answer = await registries.client.scale_deployment(deployment, replicas)
             if wait:
                 with out.progress() as progress:
@@ -125,11 +126,11 @@ def delete(
     out = Output(output)
 
     async def look() -> Fleet:
-        async with Registries(endpoints) as registries:
+        async with Registries(endpoints, secured(registry)) as registries:
             return await registries.fleet()
 
     async def work() -> None:
-        async with Registries(endpoints) as registries:
+        async with Registries(endpoints, secured(registry)) as registries:
             await registries.client.delete_deployment(deployment)
 
     fleet = run(look())
@@ -159,7 +160,7 @@ def drain_node(
     out = Output(output)
 
     async def work() -> list[str]:
-        async with Registries(endpoints) as registries:
+        async with Registries(endpoints, secured(registry)) as registries:
             return list(await registries.client.drain_node(name, undo=undo))
 
     there = run(work())
@@ -181,7 +182,7 @@ def drain_replica(
     out = Output(output)
 
     async def work() -> None:
-        async with Registries(endpoints) as registries:
+        async with Registries(endpoints, secured(registry)) as registries:
             await registries.client.drain_replica(name)
 
     run(work())
@@ -202,7 +203,7 @@ def logs(
         raise InvalidRequest.field("--follow", "cannot be combined with -o json: a JSON document must end")
 
     async def work() -> None:
-        async with Registries(endpoints) as registries:
+        async with Registries(endpoints, secured(registry)) as registries:
             fleet = await registries.fleet()
         found = next((r for r in fleet.records.replicas if r.replica_id == replica), None)
         if found is None:
@@ -211,7 +212,7 @@ def logs(
         if not found.agent_endpoint:
             raise NotFound(f"replica {replica!r} is on no node yet, so it has no log")
         gathered: list[str] = []
-        async for line in tail(found.agent_endpoint, replica, lines, follow=follow):
+        async for line in tail(found.agent_endpoint, replica, lines, follow=follow, tls=secured(registry)):
             if out.is_json:
                 gathered.append(line)
             else:
@@ -222,9 +223,11 @@ def logs(
     run(work())
 
 
-async def tail(endpoint: str, replica: str, lines: int, *, follow: bool) -> AsyncIterator[str]:
+async def tail(
+    endpoint: str, replica: str, lines: int, *, follow: bool, tls: Tls | None = None
+) -> AsyncIterator[str]:
     """Yield log lines from the agent at `endpoint`."""
-    async with rpc.channel(endpoint) as channel:
+    async with rpc.channel(endpoint, tls) as channel:
         request = node_pb2.TailLogRequest(replica_id=replica, lines=lines, follow=follow)
         call = node_pb2_grpc.NodeServiceStub(channel).TailLog(request, timeout=None if follow else 10.0)
         try:

@@ -69,15 +69,15 @@ def check_pair(setting: str, certificate_path: str, key_path: str, chain: bytes,
         load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), chain, key)
     except _Encrypted:
         raise BadCertificate(
-            f"{setting}.key: {key_path} is encrypted; write it without a passphrase, readable by the service alone"
+            f"{setting}: {key_path} is encrypted; write it without a passphrase, readable by the service alone"
         ) from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise BadCertificate(
-                f"{setting}.key: {key_path} is not the key of {certificate_path}; put the key made with it there"
+                f"{setting}: {key_path} is not the key of {certificate_path}; put the key made with it there"
             ) from error
         raise BadCertificate(
-            f"{setting}: {certificate_path} with {key_path} is not usable ({error.reason or error}); "
+            f"{setting}: {key_path} with {certificate_path} is not usable ({error.reason or error}); "
             "write both as PEM, the chain with its leaf first"
         ) from error
 

@@ -55,6 +55,6 @@ class Channels:
 
 
 async def _close_later(channel: grpc.aio.Channel, grace_s: float) -> None:
-    # Not `close(grace)`: that does not see a stream that is being read.
+    # Not `close(grace)`: that refuses at once the calls which somebody who was given the channel is about to make.
     await asyncio.sleep(grace_s)
     await channel.close()

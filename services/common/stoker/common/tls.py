@@ -89,6 +89,11 @@ class Tls:
         self._take(_read(config, setting))
         self._warn()
 
+    @property
+    def validity(self) -> tuple[tuple[str, str, Validity], ...]:
+        """Each setting in use, its file, and how long that is good for."""
+        return self._material.validity
+
     def server_credentials(self) -> grpc.ServerCredentials:
         """For a gRPC port: each handshake is with the newest certificate."""
         given = self.generation
@@ -110,6 +115,15 @@ class Tls:
         """For a gRPC channel: its connections are made with what the files hold now."""
         held = self._material
         return grpc.ssl_channel_credentials(held.ca or None, held.key or None, held.chain or None)
+
+    def client_context(self) -> ssl.SSLContext:
+        """For a connection that is not gRPC's, with what the files hold now."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.set_alpn_protocols(["h2"])
+        certificates.load_authorities(context, self._material.ca)
+        if self._material.chain:
+            certificates.load_pair(context, self._material.chain, self._material.key)
+        return context
 
     def server_context(self) -> ssl.SSLContext:
         """For an HTTP/1.1 port: each handshake is with the newest certificate, and trusts the newest authorities."""
@@ -156,10 +170,8 @@ class Tls:
     def _warn(self) -> None:
         now = self._clock()
         for setting, path, validity in self._material.validity:
-            # A third: of certificates that live for a day, the renewal is late after 16 hours, not always.
-            early_s = min(_WARN_S, (validity.ends - validity.begins) / 3)
             since = now - self._warned_at.get(setting, float("-inf"))
-            if now < validity.ends - early_s or abs(since) < _DAY_S:
+            if not ends_soon(validity, now) or abs(since) < _DAY_S:
                 continue
             self._warned_at[setting] = now
             tell = log.error if now >= validity.ends else log.warning
@@ -186,6 +198,14 @@ class Tls:
             certificates.load_authorities(context, held.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
         return context
+
+
+def ends_soon(validity: Validity, now: float) -> bool:
+    """Whether it should have been renewed by `now`, Unix seconds: two weeks before its end, or in its last third.
+
+    A third, or certificates that live for a day would always be late.
+    """
+    return now >= validity.ends - min(_WARN_S, (validity.ends - validity.begins) / 3)
 
 
 @contextlib.asynccontextmanager
@@ -219,30 +239,39 @@ def _require_whole(config: ServerTlsConfig, setting: str) -> None:
     """Half a configuration would leave half the connections in plain text: refuse it."""
     for given, missing in (("certificate", "key"), ("key", "certificate"), ("client_ca", "certificate")):
         if getattr(config, given) and not getattr(config, missing):
-            raise ConfigError(f"{setting}.{missing}: is missing, but {setting}.{given} is given; name both files")
+            raise ConfigError(
+                f"{_name(setting, missing)}: is missing, but {_name(setting, given)} is given; name both files"
+            )
     if isinstance(config, TlsConfig) and not config.ca:
-        raise ConfigError(f"{setting}.ca: is missing; name the authorities of the services that are called")
+        raise ConfigError(f"{_name(setting, 'ca')}: is missing; name the authorities of the services that are called")
 
 
 def _read(config: ServerTlsConfig, setting: str) -> _Material:
     pem, validity = {}, []
     for name in ("certificate", "client_ca", "ca"):
         path = getattr(config, name, "")
-        pem[name] = certificates.read(f"{setting}.{name}", path) if path else b""
+        named = _name(setting, name)
+        pem[name] = certificates.read(named, path) if path else b""
         if not path:
             continue
-        found = certificates.validities(f"{setting}.{name}", path, pem[name])
+        found = certificates.validities(named, path, pem[name])
         if name == "certificate":
             # A chain is as good as its weakest link; of authorities, the old one may end when a new one is there.
             ends = min(found, key=lambda one: one.ends)
         else:
             ends = max(found, key=lambda one: one.ends)
-            certificates.check_authorities(f"{setting}.{name}", path, pem[name])
-        validity.append((f"{setting}.{name}", path, ends))
-    key = certificates.read(f"{setting}.key", config.key) if config.key else b""
+            certificates.check_authorities(named, path, pem[name])
+        validity.append((named, path, ends))
+    named = _name(setting, "key")
+    key = certificates.read(named, config.key) if config.key else b""
     if key:
-        certificates.check_pair(setting, config.certificate, config.key, pem["certificate"], key)
+        certificates.check_pair(named, config.certificate, config.key, pem["certificate"], key)
     return _Material(pem["certificate"], key, pem["client_ca"], pem["ca"], tuple(validity))
+
+
+def _name(setting: str, field: str) -> str:
+    """As the user wrote it: a setting, or a variable of the environment."""
+    return f"{setting}_{field}".upper() if setting.isupper() else f"{setting}.{field}"
 
 
 def _date(unix_s: float) -> str:
