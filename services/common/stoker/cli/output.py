@@ -35,6 +35,9 @@ FormatOption = Annotated[
 _PLAIN_EVERY_S, _PLAIN_COUNT_S = 10.0, 3.0
 
 
+_PIPED_WIDTH = 1000
+
+
 class Progress:
     """One line that says what is being waited for."""
 
@@ -76,7 +79,9 @@ class Output:
 
     def __init__(self, form: Format) -> None:
         self.form = form
-        self._out = Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+        piped = not sys.stdout.isatty()
+        # A file has no edge: whoever greps it wants each row on a line of its own.
+        self._out = Console(file=sys.stdout, highlight=False, soft_wrap=piped, width=_PIPED_WIDTH if piped else None)
         self._err = Console(file=sys.stderr, highlight=False, soft_wrap=not sys.stderr.isatty())
 
     @property

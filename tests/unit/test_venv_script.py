@@ -1,0 +1,69 @@
+"""What `make` shows while it installs: with a pip that does as told, nothing is downloaded."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "tools" / "venv.sh"
+# Says what pip says, then waits for the test; any other use of this Python succeeds.
+PYTHON = """#!/bin/sh
+case "$*" in *"pip install"*) ;; *) exit 0 ;; esac
+echo 'Collecting torch==2.8.0 (from vllm)'
+echo '  Downloading https://files.example/a/b/torch-2.8.0+cpu.whl (184.2 MB)'
+while [ ! -e "$VENV/go" ]; do sleep 0.05; done
+echo 'Installing collected packages: a, b, c'
+exit "$(cat "$VENV/go")"
+"""
+
+
+@pytest.fixture
+def installing(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    with subprocess.Popen(
+        [SCRIPT, "local"],
+        env={**os.environ, "VENV": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            (tmp_path / "go").write_text("1")
+
+
+def test_it_says_what_is_installed_and_for_how_long_while_it_is(
+    installing: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    assert installing.stdout is not None
+    assert installing.stdout.readline() == f"installing stoker[local] into {tmp_path}\n"
+    told = [installing.stdout.readline() for _ in range(2)]
+    for line in told:
+        assert re.fullmatch(r"  downloading torch-2\.8\.0\+cpu\.whl \(184\.2 MB\) \(\d+ s so far\)\n", line)
+    (tmp_path / "go").write_text("0")
+    out, err = installing.communicate(timeout=30)
+    assert installing.returncode == 0, err
+    assert re.search(r"^installed in \d+ s$", out, re.MULTILINE)
+    assert (tmp_path / ".installed-local").exists()
+    again = subprocess.run(
+        [SCRIPT, "local"], env={**os.environ, "VENV": str(tmp_path)}, capture_output=True, check=True
+    )
+    assert again.stdout == b"", "nothing is left to do"
+
+
+def test_where_pip_fails_its_own_words_are_shown(installing: subprocess.Popen[str], tmp_path: Path) -> None:
+    (tmp_path / "go").write_text("1")
+    _, err = installing.communicate(timeout=30)
+    assert installing.returncode == 1
+    assert "Collecting torch==2.8.0 (from vllm)" in err
+    assert "error: pip could not install stoker[local]" in err
+    assert not (tmp_path / ".installed-local").exists()
