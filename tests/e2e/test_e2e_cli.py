@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
 
 from stoker.local.state import Home
@@ -32,6 +34,16 @@ def until(true: object, within_s: float, what: str) -> None:
         time.sleep(0.05)
 
 
+def completed(api: str) -> Any:
+    request = urllib.request.Request(  # noqa: S310
+        f"{api}/completions",
+        json.dumps({"model": "tiny", "prompt": "Once upon a time", "max_tokens": 4}).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+        return json.load(answer)
+
+
 def test_a_day_in_the_life_of_a_stack(cli: Cli, tmp_path: Path) -> None:
     up = cli.json("up", "--engine", "sim", "--replicas", "2", "--nodes", "3")
     assert up["already_running"] is False
@@ -39,12 +51,7 @@ def test_a_day_in_the_life_of_a_stack(cli: Cli, tmp_path: Path) -> None:
     assert again["already_running"] is True
     assert again["endpoints"] == up["endpoints"]
 
-    answer = httpx.post(
-        f"{up['endpoints']['http'][0]}/completions",
-        json={"model": "tiny", "prompt": "Once upon a time", "max_tokens": 4},
-        timeout=30,
-    )
-    assert answer.json()["usage"]["completion_tokens"] == 4
+    assert completed(up["endpoints"]["http"][0])["usage"]["completion_tokens"] == 4
 
     status = cli.json("status")
     assert [(d["ready"], d["desired"]) for d in status["deployments"]] == [(2, 2)]
@@ -54,6 +61,20 @@ def test_a_day_in_the_life_of_a_stack(cli: Cli, tmp_path: Path) -> None:
     assert "tiny-0" in cli.run("status").stdout
 
     assert cli.json("scale", "tiny", "3")["previous"] == 2
+    assert cli.json("status")["unplaced"] == []
+    cli.json("scale", "tiny", "5", "--no-wait")
+    until(lambda: bool(cli.json("status")["unplaced"]), 10, "the planner says what has no place")
+    (waiting,) = cli.json("status")["unplaced"]
+    assert (waiting["deployment"], waiting["replicas"]) == ("tiny", 2)
+    assert "of 3 nodes 0 fit" in waiting["reason"]
+    assert f"tiny: 2 waiting for a place: {waiting['reason']}" in cli.run("status").stdout
+    assert "of 3 nodes 0 fit" in cli.run("scale", "tiny", "5", "--timeout", "1", status=4).stderr
+    elsewhere = ("--registry", up["endpoints"]["registry"][0])
+    assert cli.json("status", *elsewhere)["unplaced"] is None, "no planner was named, so why is not known"
+    assert "--planner" in cli.run("status", *elsewhere).stdout
+    named = cli.json("status", *elsewhere, "--planner", up["endpoints"]["planner"])
+    assert named["unplaced"] == [waiting]
+    cli.json("scale", "tiny", "3")
     explained = cli.json("explain", "word " * 200)
     assert len(explained["candidates"]) == 3
     assert explained["replica"] in {c["replica"] for c in explained["candidates"]}

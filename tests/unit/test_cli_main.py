@@ -16,6 +16,7 @@ from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.cli import doctor, main
 from stoker.cli.addresses import Addresses
 from stoker.cli.fleet import Fleet, Registries, wait_settled
+from stoker.cli.placement import Unplaced
 from stoker.common import logs
 from stoker.common.errors import StokerError
 from stoker.registry.client import RegistryClient
@@ -26,7 +27,7 @@ def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No stack of the developer's, no logging set up for the tests that follow."""
     monkeypatch.setattr(logs, "setup", lambda *_: None)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    for name in ("STOKER_REGISTRY", "STOKER_ROUTER"):
+    for name in ("STOKER_REGISTRY", "STOKER_ROUTER", "STOKER_PLANNER"):
         monkeypatch.delenv(name, raising=False)
     with capture_logs():
         yield
@@ -113,7 +114,7 @@ def test_a_failure_is_json_where_json_was_asked_for(
 def test_a_defect_shows_no_trace_but_keeps_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("cannot happen")
 
     monkeypatch.setattr(Addresses, "find", broken)
@@ -176,7 +177,7 @@ def test_delete_asks_on_a_terminal_only(
 
 
 def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Addresses, "find", interrupted)
@@ -197,15 +198,17 @@ def test_doctor_names_extras_in_its_table_too(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("decided", "placed", "told", "reason"),
+    ("decided", "placed", "why", "told", "reason"),
     [
-        (None, 0, "tiny: waiting for placement", "NOT_READY_IN_TIME"),
-        (1, 0, "tiny: waiting for placement", "NOT_PLACED_IN_TIME"),
-        (3, 1, "tiny: tiny-0 ready, 2 waiting for placement", "NOT_PLACED_IN_TIME"),
+        (None, 0, "", "tiny: waiting for placement", "NOT_READY_IN_TIME"),
+        (1, 0, "", "tiny: waiting for placement", "NOT_PLACED_IN_TIME"),
+        (1, 0, "no room.", "tiny: waiting for placement (no room)", "NOT_PLACED_IN_TIME"),
+        (3, 1, "", "tiny: tiny-0 ready, 2 waiting for placement", "NOT_PLACED_IN_TIME"),
+        (3, 1, "no room.", "tiny: tiny-0 ready, 2 waiting for placement (no room)", "NOT_PLACED_IN_TIME"),
     ],
 )
 async def test_a_fleet_that_is_full_is_told(
-    decided: int | None, placed: int, told: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    decided: int | None, placed: int, why: str, told: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = registry_pb2.Records(deployments=[records_pb2.Deployment(generation=1)])
     records.deployments[0].spec.name = "tiny"
@@ -215,7 +218,8 @@ async def test_a_fleet_that_is_full_is_told(
         records.replicas.add(replica_id=f"tiny-{i}", deployment="tiny", state=records_pb2.STATE_READY)
 
     async def fleet(_: Registries) -> Fleet:
-        return Fleet(records)
+        missing = [Unplaced(deployment="tiny", reason=why), Unplaced(deployment="other", reason="no GPU")]
+        return Fleet(records, unplaced=tuple(missing) if why else None)
 
     monkeypatch.setattr(Registries, "fleet", fleet)
     async with Registries(["127.0.0.1:1"]) as registries:

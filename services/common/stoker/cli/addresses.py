@@ -21,6 +21,16 @@ RegistryOption = Annotated[
         show_default=False,
     ),
 ]
+PlannerOption = Annotated[
+    str,
+    typer.Option(
+        "--planner",
+        envvar="STOKER_PLANNER",
+        help="Planners, host:port, several with commas: they know why a replica has no place. "
+        "Default: the local stack's.",
+        show_default=False,
+    ),
+]
 RouterOption = Annotated[
     str,
     typer.Option(
@@ -39,14 +49,16 @@ class Addresses:
     registries: tuple[str, ...]
     routers: tuple[str, ...]
     local: StackState | None = None
+    planners: tuple[str, ...] = ()
 
     @classmethod
-    def find(cls, registry: str = "", router: str = "") -> Addresses:
+    def find(cls, registry: str = "", router: str = "", planner: str = "") -> Addresses:
         """From what the user named, and the local stack for the rest."""
         local = None if registry and router else LocalStack(Home.default()).state()
         registries = _split("--registry", registry) or (local.endpoints.registry if local else ())
         routers = _split("--router", router) or (local.endpoints.router if local and not registry else ())
-        return cls(registries, routers, None if registry else local)
+        planners = _split("--planner", planner) or ((local.endpoints.planner,) if local and not registry else ())
+        return cls(registries, routers, None if registry else local, planners)
 
     def require_registries(self) -> tuple[str, ...]:
         """The registries. Raises StokerError when none is known."""

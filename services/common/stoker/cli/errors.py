@@ -29,7 +29,7 @@ _NEXT = {
     "START_FAILED": "mend what the log says, then try again; `stoker doctor` checks this machine",
     "STACK_RUNS": "use it, or stop it with `stoker down`",
     "NOT_READY_IN_TIME": "see what holds it up with `stoker status` and `stoker logs REPLICA`",
-    "NOT_PLACED_IN_TIME": "compare its needs with the nodes in `stoker status`; the planner's log says what is short",
+    "NOT_PLACED_IN_TIME": "add nodes or ask for less; `stoker status` (with --planner) says what is short",
     "DECISION_FORGOTTEN": 'take an id from a recent answer\'s x-request-id, or `stoker explain "PROMPT"`',
     "CRASH_LOOP": "mend what its log says (`stoker logs REPLICA`), then `stoker deploy` again",
     "BAD_FILE": "correct the lines named and try again",

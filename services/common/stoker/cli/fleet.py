@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
+from stoker.cli.placement import Unplaced, unplaced
 from stoker.common import rpc
 from stoker.common.errors import Code, DeadlineExceeded, StokerError
 from stoker.common.tls import Tls
@@ -32,6 +33,8 @@ class Fleet:
     loads: dict[str, registry_pb2.ReplicaLoad] = field(default_factory=dict)
     freshness: registry_pb2.Freshness = field(default_factory=registry_pb2.Freshness)
     unreachable: tuple[str, ...] = ()
+    unplaced: tuple[Unplaced, ...] | None = None
+    """What the planner could not place, and why; None where no leading planner was asked."""
 
     def deployment(self, name: str) -> records_pb2.Deployment | None:
         """A deployment by name."""
@@ -48,9 +51,11 @@ class Fleet:
 
 
 class Registries:
-    """All registries: writes go to whichever answers, reads gather from each."""
+    """All registries: writes go to whichever answers, reads gather from each, and from the planners named."""
 
-    def __init__(self, endpoints: Sequence[str], tls: Tls | None = None) -> None:
+    def __init__(self, endpoints: Sequence[str], tls: Tls | None = None, planners: Sequence[str] = ()) -> None:
+        self._tls = tls
+        self._planners = planners
         self.client = RegistryClient(endpoints, timeout_s=_CALL_S, tls=tls)
         self._each = {endpoint: RegistryClient([endpoint], timeout_s=_READ_S, tls=tls) for endpoint in endpoints}
 
@@ -71,7 +76,10 @@ class Registries:
             except StokerError as error:
                 failures[endpoint] = _plain(endpoint, error)
 
-        await asyncio.gather(*(ask(endpoint, client) for endpoint, client in self._each.items()))
+        told, *_ = await asyncio.gather(
+            unplaced(self._planners, self._tls),
+            *(ask(endpoint, client) for endpoint, client in self._each.items()),
+        )
         if not good:
             raise next(iter(failures.values()))
         best = max(good, key=lambda a: (a.records.revision, -a.freshness.etcd_staleness_ms))
@@ -80,7 +88,7 @@ class Registries:
             known = loads.get(load.replica_id)
             if known is None or (load.epoch, load.sequence) > (known.epoch, known.sequence):
                 loads[load.replica_id] = load
-        return Fleet(best.records, loads, best.freshness, tuple(sorted(failures)))
+        return Fleet(best.records, loads, best.freshness, tuple(sorted(failures)), told)
 
 
 def explained(endpoint: str, failure: grpc.RpcError) -> StokerError:
@@ -101,13 +109,15 @@ def summary(fleet: Fleet, deployment: str) -> str:
     """One line: which replicas stand where."""
     replicas = fleet.replicas(deployment)
     states = [f"{r.replica_id} {state_name(r.state)}" for r in replicas]
-    missing = unplaced(fleet, deployment)
-    if states and missing:
-        states.append(f"{missing} waiting for placement")
-    return f"{deployment}: " + (", ".join(states) if states else "waiting for placement")
+    missing = homeless(fleet, deployment)
+    if missing or not states:
+        why = "; ".join(entry.reason.rstrip(".") for entry in fleet.unplaced or () if entry.deployment == deployment)
+        waiting = "waiting for placement" + (f" ({why})" if why else "")
+        states.append(f"{missing} {waiting}" if states else waiting)
+    return f"{deployment}: {', '.join(states)}"
 
 
-def unplaced(fleet: Fleet, deployment: str) -> int:
+def homeless(fleet: Fleet, deployment: str) -> int:
     """How many of the replicas decided on are on no node; 0 while nothing is decided."""
     desired = fleet.desired(deployment)
     return max(0, desired.replicas - len(fleet.replicas(deployment))) if desired is not None else 0
@@ -161,6 +171,6 @@ async def wait_settled(
             errors = [f"\n  {r.replica_id}: {last_error(r)}" for r in fleet.replicas(name) if last_error(r)]
             raise DeadlineExceeded(
                 f"{summary(fleet, name)}: not ready after {timeout_s:g} s" + "".join(errors),
-                reason="NOT_PLACED_IN_TIME" if unplaced(fleet, name) else "NOT_READY_IN_TIME",
+                reason="NOT_PLACED_IN_TIME" if homeless(fleet, name) else "NOT_READY_IN_TIME",
             )
         await asyncio.sleep(_POLL_S)

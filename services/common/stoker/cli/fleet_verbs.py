@@ -14,7 +14,7 @@ import typer
 from stoker.api.node.v1 import node_pb2, node_pb2_grpc
 from stoker.api.registry.v1.records_pb2 import Deployment
 from stoker.cli import deployment_file, report
-from stoker.cli.addresses import Addresses, RegistryOption, secured
+from stoker.cli.addresses import Addresses, PlannerOption, RegistryOption, secured
 from stoker.cli.fleet import Fleet, Registries, explained, wait_settled
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
@@ -41,14 +41,15 @@ def add_to(app: typer.Typer) -> None:
 def status(
     deployment: Annotated[str, typer.Argument(help="Only this deployment.", show_default=False)] = "",
     registry: RegistryOption = "",
+    planner: PlannerOption = "",
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show nodes, deployments, replicas with load and hit rate, leaders, and how fresh all this is."""
-    addresses = Addresses.find(registry)
+    """Show nodes, deployments, replicas with load and hit rate, what has no place and why, leaders, and freshness."""
+    addresses = Addresses.find(registry, planner=planner)
     out = Output(output)
 
     async def work() -> Fleet:
-        async with Registries(addresses.require_registries(), secured(registry)) as registries:
+        async with Registries(addresses.require_registries(), secured(registry), addresses.planners) as registries:
             return await registries.fleet()
 
     fleet = run(work())
@@ -63,15 +64,17 @@ def deploy(
     wait: WaitOption = True,
     timeout: TimeoutOption = 900.0,
     registry: RegistryOption = "",
+    planner: PlannerOption = "",
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Create or change a deployment from a YAML file."""
     spec = deployment_file.read(file)
-    endpoints = Addresses.find(registry).require_registries()
+    addresses = Addresses.find(registry, planner=planner)
+    endpoints, planners = addresses.require_registries(), addresses.planners
     out = Output(output)
 
     async def work() -> Deployment:
-        async with Registries(endpoints, secured(registry)) as registries:
+        async with Registries(endpoints, secured(registry), planners) as registries:
             written = await registries.client.put_deployment(spec)
             if wait:
                 with out.progress() as progress:
@@ -95,14 +98,16 @@ def scale(
     wait: WaitOption = True,
     timeout: TimeoutOption = 900.0,
     registry: RegistryOption = "",
+    planner: PlannerOption = "",
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Change how many replicas a deployment has."""
-    endpoints = Addresses.find(registry).require_registries()
+    addresses = Addresses.find(registry, planner=planner)
+    endpoints, planners = addresses.require_registries(), addresses.planners
     out = Output(output)
 
     async def work() -> int:
-        async with Registries(endpoints, secured(registry)) as registries:
+        async with Registries(endpoints, secured(registry), planners) as registries:
             answer = await registries.client.scale_deployment(deployment, replicas)
             if wait:
                 with out.progress() as progress:

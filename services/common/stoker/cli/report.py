@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -32,6 +33,7 @@ def as_json(fleet: Fleet, local: StackState | None = None, only: str = "") -> di
         "replicas": [
             _replica(r, fleet.loads.get(r.replica_id)) for r in sorted(replicas, key=lambda r: r.replica_id)
         ],
+        "unplaced": _unplaced(fleet, names),
         "leaders": [{"role": x.role, "candidate": x.candidate, "revision": x.revision} for x in records.leaders],
         "registry": {
             "id": fleet.freshness.registry_id,
@@ -94,6 +96,16 @@ def _replica(replica: records_pb2.Replica, load: registry_pb2.ReplicaLoad | None
     }
 
 
+def _unplaced(fleet: Fleet, names: set[str]) -> list[dict[str, Any]] | None:
+    if fleet.unplaced is None:
+        return None
+    return [
+        {"deployment": entry.deployment, "replicas": entry.replicas, "reason": entry.reason}
+        for entry in fleet.unplaced
+        if entry.deployment in names
+    ]
+
+
 def _known(load: registry_pb2.ReplicaLoad | None, field: str) -> Any:
     return getattr(load, field) if load is not None and load.HasField(field) else None  # type: ignore[arg-type]
 
@@ -138,6 +150,7 @@ def as_tables(value: dict[str, Any]) -> list[RenderableType]:
         desired = f"{_or_dash(d['desired'])}" + (f" ({d['desired_reason']})" if d["desired_reason"] else "")
         table.add_row(d["deployment"], Text(d["model"]), d["engine"], ready, desired, str(d["generation"]))
     shown.append(table if value["deployments"] else "no deployments; create one with `stoker deploy -f FILE`")
+    shown += _waiting(value)
     if value["replicas"]:
         shown.append(_replica_table(value["replicas"]))
     table = _table("node", "endpoint", "GPUs", "CPU slots", "replicas", "")
@@ -149,6 +162,25 @@ def as_tables(value: dict[str, Any]) -> list[RenderableType]:
     shown.append(table if value["nodes"] else "no nodes: no agent has reported to the registry")
     shown.append(_footer(value))
     return shown
+
+
+def _waiting(value: dict[str, Any]) -> list[RenderableType]:
+    """What has no place, or must leave its place and cannot, and why."""
+    if value["unplaced"] is not None:
+        return [
+            Text(f"{x['deployment']}: {x['replicas']} waiting for a place: {x['reason']}", style="yellow")
+            for x in value["unplaced"]
+        ]
+    placed = Counter(r["deployment"] for r in value["replicas"])
+    return [
+        Text(
+            f"{d['deployment']}: {d['desired'] - placed[d['deployment']]} waiting for a place; to see why, name the "
+            "planners (--planner HOST:PORT[,…] or STOKER_PLANNER): the one that leads knows",
+            style="yellow",
+        )
+        for d in value["deployments"]
+        if d["desired"] is not None and d["desired"] > placed[d["deployment"]]
+    ]
 
 
 def _replica_table(replicas: list[dict[str, Any]]) -> Table:

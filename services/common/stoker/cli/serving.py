@@ -73,7 +73,7 @@ async def build_spec(deployment: LocalDeployment, home: Home, say: Say) -> None:
 async def put_and_wait(state: StackState, deployment: LocalDeployment, say: Say) -> Serving:
     """Deploy on a running stack and wait until all replicas are ready."""
     spec = await asyncio.to_thread(deployment.spec)
-    async with Registries(state.endpoints.registry) as registries:
+    async with Registries(state.endpoints.registry, planners=[state.endpoints.planner]) as registries:
         await registries.client.put_deployment(spec)
         fleet = await wait_settled(registries, spec.name, timeout_s=READY_S[deployment.engine], say=say)
     return Serving(state, deployment, fleet)
