@@ -6,7 +6,6 @@ import asyncio
 import json
 from dataclasses import dataclass
 
-import aiohttp
 import pytest
 from aiohttp import web
 from hypothesis import given, settings
@@ -111,24 +110,24 @@ async def _play(together: list[Story]) -> None:
     await site.start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
     in_flight = InFlight(limit=6)
+    relay = Relay(in_flight, RelayConfig())
     try:
-        async with aiohttp.ClientSession() as session:
-            relay = Relay(session, in_flight, RelayConfig())
-            before = telemetry.RELAY_STREAMS._value.get()
-            tasks = [asyncio.create_task(_one(relay, url, story)) for story in together]
-            for task, story in zip(tasks, together, strict=True):
-                if story.leaves_after == 0:
-                    await asyncio.sleep(0)
-                    task.cancel()  # gone before the engine said anything
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-            assert not [end for end in ends if isinstance(end, Exception)], ends
-            assert in_flight.total == 0
-            assert in_flight("r-0") == 0
-            assert telemetry.RELAY_STREAMS._value.get() == before
-            assert not relay._calls
-            # Closed connections reach the engine at once.
-            await asyncio.wait_for(engine.idle.wait(), 1.0)
+        before = telemetry.RELAY_STREAMS._value.get()
+        tasks = [asyncio.create_task(_one(relay, url, story)) for story in together]
+        for task, story in zip(tasks, together, strict=True):
+            if story.leaves_after == 0:
+                await asyncio.sleep(0)
+                task.cancel()  # gone before the engine said anything
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert not [end for end in ends if isinstance(end, Exception)], ends
+        assert in_flight.total == 0
+        assert in_flight("r-0") == 0
+        assert telemetry.RELAY_STREAMS._value.get() == before
+        assert not relay._calls
+        # Closed connections reach the engine at once.
+        await asyncio.wait_for(engine.idle.wait(), 1.0)
     finally:
+        await relay.close()
         await runner.cleanup()
 
 

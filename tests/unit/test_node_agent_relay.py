@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
@@ -55,8 +54,9 @@ async def engine() -> AsyncIterator[Engine]:
 
 @pytest_asyncio.fixture
 async def relay() -> AsyncIterator[Relay]:
-    async with aiohttp.ClientSession() as session:
-        yield Relay(session, InFlight(limit=8), RelayConfig())
+    made = Relay(InFlight(limit=8), RelayConfig())
+    yield made
+    await made.close()
 
 
 def ask(relay: Relay, engine: Engine) -> AsyncIterator[inference_pb2.GenerateResponse]:

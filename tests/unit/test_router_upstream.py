@@ -20,12 +20,10 @@ async def test_an_engine_whose_host_vanished_is_noticed_within_13_seconds() -> N
 
     server = await asyncio.get_running_loop().create_server(web.Server(hello), "127.0.0.1", 0)
     engines = Engines(connect_s=2.0)
-    await engines.start()
     try:
         answer = await engines.call("GET", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
-        assert answer.connection is not None
-        assert answer.connection.transport is not None
-        held = answer.connection.transport.get_extra_info("socket")
+        assert answer._connection.transport is not None
+        held = answer._connection.transport.get_extra_info("socket")
         assert held.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         idle, every, count = (
             held.getsockopt(socket.IPPROTO_TCP, option)

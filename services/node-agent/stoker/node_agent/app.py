@@ -86,7 +86,7 @@ async def _serve(
             rng=rng,
         )
     )
-    relay = Relay(session, in_flight, config.relay)
+    relay = Relay(in_flight, config.relay)
     inference = InferenceServer(supervisor, relay, session, config.relay.max_choices)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.server)
     connected = registry.connected.is_set if registry is not None else bool

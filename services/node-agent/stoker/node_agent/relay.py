@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
-import aiohttp
 import msgspec
 import structlog
 
 from stoker.api.inference.v1 import inference_pb2
 from stoker.common.errors import Code, DeadlineExceeded, Exhausted, StokerError, Unavailable
+from stoker.common.http1 import Broken, Client, Exchange
 from stoker.node_agent import telemetry
 from stoker.node_agent.config import RelayConfig
 from stoker.node_agent.openai_stream import EventStream, refusal
@@ -28,7 +28,6 @@ _MAX_ERROR_BODY = 1 << 20
 _WATCH_S = 0.5
 # An engine that has said it is done ends its response at once; one that does not loses its connection.
 _END_S = 0.1
-_JSON = {"content-type": "application/json"}
 
 
 class SlowReader(StokerError):
@@ -75,30 +74,26 @@ class InFlight:
 
 
 class _Call:
-    """One generation: its connection, and since when its reader stands still."""
+    """One generation: what the engine says of it, and since when its reader stands still."""
 
-    __slots__ = ("blocked_since", "opening", "response", "slow")
+    __slots__ = ("blocked_since", "exchange", "slow")
 
     def __init__(self) -> None:
-        self.opening: asyncio.Task[None] | None = None
-        self.response: aiohttp.ClientResponse | None = None
+        self.exchange: Exchange | None = None
         self.blocked_since: float | None = None
         self.slow = False
 
     def close(self) -> None:
-        """Close the connection now, unless its response has ended; the engine aborts."""
-        if self.opening is not None:
-            self.opening.cancel()
-        if self.response is not None:
-            self.response.close()
-            self.response = None
+        """Close the connection now, unless the response has ended; the engine aborts."""
+        if self.exchange is not None:
+            self.exchange.close()
 
 
 class Relay:
     """Streams from engines to callers."""
 
-    def __init__(self, session: aiohttp.ClientSession, in_flight: InFlight, config: RelayConfig) -> None:
-        self._session = session
+    def __init__(self, in_flight: InFlight, config: RelayConfig) -> None:
+        self._engines = Client(config.connect_timeout_s, buffer_bytes=config.buffer_bytes)
         self._in_flight = in_flight
         self._config = config
         self._calls: set[_Call] = set()
@@ -113,8 +108,7 @@ class Relay:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
-        for call in list(self._calls):
-            call.close()
+        await self._engines.close()
 
     async def stream(
         self,
@@ -156,76 +150,53 @@ class Relay:
         deadline_s: float | None,
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         now = asyncio.get_running_loop().time
-        timeout_s = self._config.default_deadline_s if deadline_s is None else deadline_s
+        ends = now() + (self._config.default_deadline_s if deadline_s is None else deadline_s)
         events = EventStream()
-        call.opening = asyncio.create_task(self._open(call, url, body, headers, timeout_s))
-        call.opening.add_done_callback(_retrieve)
         try:
+            async with asyncio.timeout_at(ends):
+                call.exchange = await self._engines.send(
+                    "POST", url, (("Content-Type", "application/json"), *headers.items()), msgspec.json.encode(body)
+                )
             # Goes out while the engine works.
             call.blocked_since = now()
             yield inference_pb2.GenerateResponse(started=started)
             call.blocked_since = None
-            if call.slow:
-                raise self._slow()
-            await call.opening
-            async for message in self._messages(call, events, now):
+            async for message in self._messages(call, call.exchange, events, ends):
                 yield message
-        except aiohttp.ConnectionTimeoutError as error:
-            raise Unavailable(f"the engine does not accept connections: {error!r}", reason="ENGINE_DIED") from error
         except TimeoutError as error:
             raise DeadlineExceeded(f"the deadline passed while {url} generated") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except Broken as error:
             if call.slow:
                 raise self._slow() from error
             when = "after its first output" if events.emitted else "before any output"
             raise Unavailable(
-                f"the engine went away {when}: {error!r}",
+                f"the engine went away {when}: {error}",
                 reason="ENGINE_DIED",
                 metadata={"emitted": str(events.emitted).lower()},
             ) from error
 
     async def _messages(
-        self, call: _Call, events: EventStream, now: Callable[[], float]
+        self, call: _Call, exchange: Exchange, events: EventStream, ends: float
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        response = call.response
-        assert response is not None  # noqa: S101 - it is open
+        now = asyncio.get_running_loop().time
+        async with asyncio.timeout_at(ends):
+            await exchange.head()
+            if exchange.status != 200:
+                raise refusal(exchange.status, await exchange.read(_MAX_ERROR_BODY))
         while not events.done:
-            if call.slow:
-                raise self._slow()
-            data = await response.content.readany()
+            async with asyncio.timeout_at(ends):
+                data = await exchange.readany()
             if not data:
-                break
+                raise Broken("the stream ended before its end")
             for delta in events.feed(data):
                 call.blocked_since = now()
                 yield inference_pb2.GenerateResponse(delta=delta)
                 call.blocked_since = None
                 telemetry.RELAY_DELTAS.inc()
-        if call.slow:
-            raise self._slow()
-        if not events.done:
-            raise aiohttp.ClientPayloadError("the stream ended before its end")
+            if call.slow:
+                raise self._slow()
         yield inference_pb2.GenerateResponse(finished=inference_pb2.Finished(usage=events.usage))
-        await _to_the_end(response)
-
-    async def _open(
-        self, call: _Call, url: str, body: Mapping[str, Any], headers: Mapping[str, str], timeout_s: float
-    ) -> None:
-        """Have the engine agree to generate."""
-        timeout = aiohttp.ClientTimeout(total=max(timeout_s, 0.001), sock_connect=self._config.connect_timeout_s)
-        response = call.response = await self._session.post(
-            url,
-            data=msgspec.json.encode(body),
-            headers={**_JSON, **headers},
-            timeout=timeout,
-            read_bufsize=self._config.buffer_bytes,
-        )
-        if response.status == 200:
-            return
-        try:
-            content = await response.content.read(_MAX_ERROR_BODY)
-        finally:
-            response.close()
-        raise refusal(response.status, content)
+        await _to_the_end(exchange)
 
     def _slow(self) -> SlowReader:
         return SlowReader(
@@ -243,15 +214,9 @@ class Relay:
                     call.close()
 
 
-def _retrieve(opening: asyncio.Task[None]) -> None:
-    """Whoever left before the engine answered asks no more how it went."""
-    if not opening.cancelled():
-        opening.exception()
-
-
-async def _to_the_end(response: aiohttp.ClientResponse) -> None:
+async def _to_the_end(exchange: Exchange) -> None:
     """Read the end of the body: only then can the connection serve the next call."""
-    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+    with contextlib.suppress(TimeoutError, Broken):
         async with asyncio.timeout(_END_S):
-            while await response.content.readany():
+            while await exchange.readany():
                 pass

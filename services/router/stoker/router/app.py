@@ -64,6 +64,7 @@ class RouterApp:
             policy=config.policy,
             allow_policy=config.allow_policy_header,
             max_in_flight=config.limits.max_in_flight,
+            queue=config.queue,
             rng=rng,
             announce=self._announcing.tell,
         )
@@ -75,7 +76,6 @@ class RouterApp:
 
     async def start(self) -> None:
         """Listen, not ready. Raises StokerError when an address is taken."""
-        await self.engines.start()
         services = (grpc_inference.SERVICE, server.SERVICE)
         self.rpc = rpc.RpcServer.bind(self.config.listen.grpc, services, tls=self._secure)
         InferenceServer(self.router, self.channels, self.config.limits).add_to(self.rpc.server)
@@ -179,6 +179,7 @@ class RouterApp:
         self.router.confirmations.check(time.monotonic())
         self._announcing.measure()
         metrics.IN_FLIGHT.set(self.router.in_flight)
+        metrics.QUEUED.set(len(self.router.turns))
         metrics.UNREACHABLE.set(sum(not target.reachable for target in self.view.targets.values()))
         if self.config.parity:
             self.parity.sync()

@@ -121,7 +121,7 @@ class ParityProbe:
                     difference = await self._compare(target, api, canary)
                     if difference:
                         return f"{name}: {difference}"
-        except (EngineFailed, TimeoutError, StokerError, msgspec.MsgspecError) as error:
+        except (ConnectionError, TimeoutError, StokerError, msgspec.MsgspecError) as error:
             log.info("parity.not_probed", replica=target.id, error=str(error) or type(error).__name__)
             return None
         return OK

@@ -8,10 +8,10 @@ import re
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 
-import aiohttp
 from aiohttp import web
 
 from stoker.common.errors import StokerError
+from stoker.common.http1 import Broken, Exchange
 from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
 from stoker.router.routing import Decided, Flight
@@ -59,9 +59,7 @@ class Relay:
         return self._out is not None
 
     @contextlib.asynccontextmanager
-    async def open(
-        self, engines: Engines, path: str, raw: bytes, headers: dict[str, str]
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def open(self, engines: Engines, path: str, raw: bytes, headers: dict[str, str]) -> AsyncIterator[Exchange]:
         """The engine's response. Leaving early drops its connection, and with it the work in the engine.
 
         Raises EngineFailed, and TimeoutError when the deadline or the engine's own time has passed.
@@ -82,7 +80,7 @@ class Relay:
         assert self._timeout is not None  # noqa: S101
         self._timeout.reschedule(min(self._call.deadline, asyncio.get_running_loop().time() + seconds))
 
-    async def run(self, upstream: aiohttp.ClientResponse, flight: Flight) -> web.StreamResponse:
+    async def run(self, upstream: Exchange, flight: Flight) -> web.StreamResponse:
         """Pass the response on to its end. Raises EngineFailed where the engine breaks off."""
         chunk = await _next(upstream)
         metrics.of(metrics.TTFT, self._call.api).observe(asyncio.get_running_loop().time() - self._call.arrived)
@@ -123,9 +121,7 @@ class Relay:
             await self._send(out.write(chunk))
         return held
 
-    async def _whole(
-        self, upstream: aiohttp.ClientResponse, chunk: bytes, headers: dict[str, str]
-    ) -> web.StreamResponse:
+    async def _whole(self, upstream: Exchange, chunk: bytes, headers: dict[str, str]) -> web.StreamResponse:
         """A response that is no stream is short: it is collected, so that a break can still be retried."""
         chunks = [chunk]
         while chunk:
@@ -176,9 +172,9 @@ class Relay:
         }
 
 
-async def _next(upstream: aiohttp.ClientResponse) -> bytes:
+async def _next(upstream: Exchange) -> bytes:
     """What has arrived since the last call; empty at the end."""
     try:
-        return await upstream.content.readany()
-    except (aiohttp.ClientError, ConnectionError) as error:
+        return await upstream.readany()
+    except Broken as error:
         raise failed(error) from error
