@@ -141,16 +141,21 @@ async def test_a_dead_leader_is_replaced_within_its_ttl_and_fenced(client: Regis
 
 async def test_a_leader_writes_what_is_its_roles_alone(client: RegistryClient) -> None:
     desired = records_pb2.Desired(deployment="chat", replicas=0)
-    for role in ("planner", "anyone"):
-        async with leading(client, role) as fence:
+    async with leading(client, "planner") as plans, leading(client, "scaler") as scales:
+        for fence in (plans, common_pb2.Fence(role="anyone", revision=scales.revision)):
             with pytest.raises(StokerError) as refused:
                 await client.set_desired(fence, [desired])
             assert [f.field for f in refused.value.fields] == ["fence.role"]
-    for role in ("scaler", "anyone"):
-        async with leading(client, role) as fence:
+        for fence in (scales, common_pb2.Fence(role="anyone", revision=plans.revision)):
             with pytest.raises(StokerError) as refused:
                 await client.apply_assignments(fence, [], ["chat-0"])
             assert [f.field for f in refused.value.fields] == ["fence.role"]
+
+
+async def test_nobody_leads_what_there_is_not(client: RegistryClient) -> None:
+    with pytest.raises(StokerError) as refused:
+        await client.acquire_leadership("anyone", "me", 5.0)
+    assert [f.field for f in refused.value.fields] == ["role"]
 
 
 async def test_writes_of_one_leader_do_not_refuse_each_other(

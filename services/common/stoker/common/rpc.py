@@ -194,13 +194,16 @@ def _decoded(request: Any) -> Any:
 class _DecodedEach:
     # No generator: a wait for the next message may be cancelled, and another begun.
     def __init__(self, requests: AsyncIterator[Any]) -> None:
-        self._requests = aiter(requests)
+        self._requests = requests
+        self._iterator: AsyncIterator[Any] | None = None
 
     def __aiter__(self) -> _DecodedEach:
         return self
 
     async def __anext__(self) -> Any:
-        return _decoded(await anext(self._requests))
+        if self._iterator is None:  # not before: gRPC's own must not be begun and left
+            self._iterator = aiter(self._requests)
+        return _decoded(await anext(self._iterator))
 
 
 def _guard_unary(

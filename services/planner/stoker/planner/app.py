@@ -69,6 +69,7 @@ class PlannerRound:
 
     async def run(self, view: FleetView, fence: common_pb2.Fence, now: float) -> int | None:
         """Plans and writes, deletions first: a later piece may need what an earlier one freed."""
+        seen = view.revision
         self._presence = look(self._presence, view.nodes.keys(), assigned_nodes(view), now, self._limits)
         standing, deployments = dict(view.assignments), dict(view.deployments)
         # In a thread: a large plan must not keep this process from renewing its leadership.
@@ -79,10 +80,10 @@ class PlannerRound:
         ]
         revision = None
         for deletes in pieces(drawn.deletes):
-            revision = await self._client.apply_assignments(fence, [], deletes)
+            revision = await self._client.apply_assignments(fence, [], deletes, decided_at=seen)
             _CHANGES.labels("delete").inc(len(deletes))
         for some in pieces(puts):
-            revision = await self._client.apply_assignments(fence, some)
+            revision = await self._client.apply_assignments(fence, some, decided_at=seen)
             _CHANGES.labels("put").inc(len(some))
         self._replacing = drawn.replacing
         return revision

@@ -54,6 +54,7 @@ class AgentStream:
         self._resyncs: dict[str, None] = {}
         self._asked = Resyncs(rng)
         self._ack_due = False
+        self._refused: set[str] = set()
         self._wake = asyncio.Event()
         self._error: Exception | None = None
         self._ended = False
@@ -129,9 +130,13 @@ class AgentStream:
                 self._take(request)
             except InvalidRequest as error:
                 # A bad report costs itself alone.
-                kind = request.WhichOneof("report") or "none"
-                metrics.REPORTS_REFUSED.labels(kind).inc()
-                log.warning("report.refused", node=self.node_id, kind=kind, error=error.message)
+                self._refuse(request.WhichOneof("report") or "none", error)
+
+    def _refuse(self, kind: str, error: InvalidRequest) -> None:
+        metrics.REPORTS_REFUSED.labels(kind).inc()
+        if kind not in self._refused:  # said once a stream: there may be hundreds a second
+            self._refused.add(kind)
+            log.warning("report.refused", node=self.node_id, kind=kind, error=error.message)
 
     async def _leave(self) -> None:
         try:
@@ -156,9 +161,7 @@ class AgentStream:
                     self._asked.forget(gone.replica_id)
                     self._hub.forget_replica(gone.replica_id)
             case "load":
-                for load in request.load.loads:
-                    self._require_ours("load.replica_id", load.replica_id)
-                self._hub.take_loads(request.load.loads)
+                self._hub.take_loads([load for load in request.load.loads if self._sound(load)])
             case "digest":
                 self._digest(request.digest)
             case "heartbeat":
@@ -185,6 +188,15 @@ class AgentStream:
                     asyncio.get_running_loop().call_later(delay_s, self._ask, update.replica_id)
             case Outcome.APPLIED if update.snapshot:
                 self._asked.right(series)
+
+    def _sound(self, load: registry_pb2.ReplicaLoad) -> bool:
+        try:
+            self._require_ours("load.replica_id", load.replica_id)
+            validation.require(validation.load("load", load))
+        except InvalidRequest as error:
+            self._refuse("load", error)
+            return False
+        return True
 
     def _ask(self, replica_id: str) -> None:
         self._resyncs[replica_id] = None

@@ -60,7 +60,8 @@ class WatchConfig:
     max_digest_bytes: Annotated[
         int, Meta(description="digest steps waiting for one watcher; beyond it they give way to snapshots", ge=1024)
     ] = 32 * 1024 * 1024
-    max_watchers: Annotated[int, Meta(description="watch streams at once", ge=1)] = 1000
+    max_watchers: Annotated[int, Meta(description="watch streams at once; as many routers may announce", ge=1)] = 1000
+    max_watchers_per_host: Annotated[int, Meta(description="of these, from one address", ge=1)] = 100
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from stoker.registry.core.expiry import ExpiryGuard
 from stoker.registry.core.fleet import Entry, FleetState, Step
 from stoker.registry.core.loads import LoadStore
 from stoker.registry.core.merge import Change
+from stoker.registry.core.shares import Shares
 from stoker.registry.nodes import Moved, Superseded
 from stoker.registry.watchers import WatcherStream
 
@@ -49,7 +50,8 @@ class Hub:
         self._watch: Watch | None = None
         self._agents: dict[str, AgentStream] = {}
         self._watchers: set[WatcherStream] = set()
-        self._announcers = 0
+        limits = config.watch.max_watchers, config.watch.max_watchers_per_host
+        self._watches, self._announces = Shares(*limits), Shares(*limits)
         self.stopping = asyncio.Event()
         """Set when all streams are to end."""
 
@@ -215,20 +217,16 @@ class Hub:
 
     # Routers that announce
 
-    def open_announce(self) -> None:
+    def open_announce(self, host: str) -> None:
         """A router's stream of dispatches. Raises Unavailable when there are too many."""
-        if self._announcers >= self._config.watch.max_watchers:
-            raise Unavailable(
-                f"{self._announcers} routers announce here, the most this registry hears; use another",
-                reason="TOO_MANY_ANNOUNCERS",
-                retry_after_s=5.0,
-            )
-        self._announcers += 1
+        if refusal := self._announces.refusal(host):
+            raise Unavailable(f"streams of announcements: {refusal}", reason="TOO_MANY_ANNOUNCERS", retry_after_s=5.0)
+        self._announces.take(host)
         metrics.ANNOUNCERS.inc()
 
-    def close_announce(self) -> None:
+    def close_announce(self, host: str) -> None:
         """The router is gone."""
-        self._announcers -= 1
+        self._announces.give_back(host)
         metrics.ANNOUNCERS.dec()
 
     def pass_on(self, batch: registry_pb2.Dispatches) -> None:
@@ -242,16 +240,13 @@ class Hub:
 
     # Watchers
 
-    def open_watch(self, request: registry_pb2.WatchRequest) -> WatcherStream:
+    def open_watch(self, request: registry_pb2.WatchRequest, host: str) -> WatcherStream:
         """A new watcher. Raises Unavailable when there are too many."""
-        if len(self._watchers) >= self._config.watch.max_watchers:
-            raise Unavailable(
-                f"{len(self._watchers)} watchers are open, the most this registry serves; use another",
-                reason="TOO_MANY_WATCHERS",
-                retry_after_s=5.0,
-            )
-        watcher = WatcherStream(self, request, _now, self._config.watch.max_digest_bytes)
+        if refusal := self._watches.refusal(host):
+            raise Unavailable(f"watches: {refusal}", reason="TOO_MANY_WATCHERS", retry_after_s=5.0)
+        watcher = WatcherStream(self, request, host, _now, self._config.watch.max_digest_bytes)
         self._watchers.add(watcher)
+        self._watches.take(host)
         metrics.WATCHERS.inc()
         return watcher
 
@@ -259,6 +254,7 @@ class Hub:
         """The watcher is gone."""
         if watcher in self._watchers:
             self._watchers.remove(watcher)
+            self._watches.give_back(watcher.host)
             metrics.WATCHERS.dec()
 
     def close_streams(self) -> None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
 from stoker.common.errors import Conflict, NotFound
-from stoker.etcd import Ambiguous, Compare, Delete, EtcdClient, Get, LeaseLost, Op, Put
+from stoker.etcd import Ambiguous, Compare, Delete, EtcdClient, Get, KeyValue, LeaseLost, Op, Put
 from stoker.registry import metrics, txns
 from stoker.registry.core import keys
+
+
+@dataclass(frozen=True)
+class Granted:
+    """A leadership: the right to write, its lease, and how long it lasts from the call on, ms."""
+
+    fence: common_pb2.Fence
+    lease_id: int
+    ttl_ms: int
 
 
 class LeaderStore:
@@ -18,8 +28,8 @@ class LeaderStore:
     def __init__(self, etcd: EtcdClient) -> None:
         self._etcd = etcd
 
-    async def acquire(self, role: str, candidate: str, ttl_ms: int) -> tuple[common_pb2.Fence, int]:
-        """Lead a role; returns the fence and the lease. Raises NOT_LEADER, naming the holder."""
+    async def acquire(self, role: str, candidate: str, ttl_ms: int) -> Granted:
+        """Lead a role. Raises NOT_LEADER, naming the holder."""
         key = keys.leader(role)
         existing = await self._etcd.get(key)
         if existing is None:
@@ -31,7 +41,7 @@ class LeaderStore:
                 existing = await self._etcd.get(key)
             else:
                 if result.succeeded:
-                    return common_pb2.Fence(role=role, revision=result.revision), lease_id
+                    return Granted(common_pb2.Fence(role=role, revision=result.revision), lease_id, ttl_ms)
                 existing = result.responses[0].kvs[0]
             if existing is None or existing.lease != lease_id:
                 await txns.revoke(self._etcd, lease_id)
@@ -39,10 +49,12 @@ class LeaderStore:
         if existing is not None and holder == candidate:
             # Its own earlier call, whose answer was lost.
             try:
-                await self._etcd.keep_alive_once(existing.lease)
+                ttl_s = await self._etcd.keep_alive_once(existing.lease)
             except LeaseLost:
                 raise _not_leader(role, "") from None
-            return common_pb2.Fence(role=role, revision=existing.create_revision), existing.lease
+            fence = common_pb2.Fence(role=role, revision=existing.create_revision)
+            # That call may have asked for less: what is promised must not outlast the lease.
+            return Granted(fence, existing.lease, min(ttl_ms, int(ttl_s * 1000)))
         raise _not_leader(role, holder)
 
     async def renew(self, fence: common_pb2.Fence, lease_id: int) -> float:
@@ -81,9 +93,16 @@ class LeaderStore:
         return await self._fenced(fence, operations)
 
     async def apply_assignments(
-        self, fence: common_pb2.Fence, puts: Sequence[records_pb2.Assignment], deletes: Sequence[str]
+        self,
+        fence: common_pb2.Fence,
+        puts: Sequence[records_pb2.Assignment],
+        deletes: Sequence[str],
+        decided_at: int = 0,
     ) -> int:
-        """Write and remove assignments as the leader, as one step; returns the revision."""
+        """Write and remove assignments as the leader, as one step; returns the revision.
+
+        Raises CONFLICT where one was changed after revision `decided_at`, unless that is 0.
+        """
         operations: list[Op] = []
         for each in puts:
             record = records_pb2.Assignment()
@@ -92,7 +111,7 @@ class LeaderStore:
             record.created_revision = 0
             operations.append(Put(keys.assignment(each.replica_id), record.SerializeToString()))
         operations += [Delete(keys.assignment(replica_id)) for replica_id in deletes]
-        return await self._fenced(fence, operations)
+        return await self._fenced(fence, operations, decided_at)
 
     async def drain_replica(self, replica_id: str) -> records_pb2.Assignment:
         """Ask a replica to drain: an operator's wish, not fenced."""
@@ -117,15 +136,16 @@ class LeaderStore:
                 return assignment
         raise txns.contention(f"assignment of {replica_id!r}")
 
-    async def _fenced(self, fence: common_pb2.Fence, operations: Sequence[Op]) -> int:
+    async def _fenced(self, fence: common_pb2.Fence, operations: Sequence[Op], decided_at: int = 0) -> int:
         leader = keys.leader(fence.role)
         leads = Compare.created_at(leader, fence.revision)
         written = [operation.key for operation in operations]
         for _ in range(txns.TRIES):
+            present = await txns.read(self._etcd, written)
+            if decided_at:
+                _refuse_unseen(operations, present, decided_at)
             # Compared too: etcd may run a write whose answer was lost much later, over a newer one of this leader.
-            as_read = [
-                txns.as_read(key, kv) for key, kv in zip(written, await txns.read(self._etcd, written), strict=True)
-            ]
+            as_read = [txns.as_read(key, kv) for key, kv in zip(written, present, strict=True)]
             try:
                 result = await self._etcd.txn([leads, *as_read], operations, [Get(leader)])
             except Ambiguous:
@@ -140,6 +160,19 @@ class LeaderStore:
                     reason="FENCED",
                 )
         raise txns.contention(f"what the leader of {fence.role!r} writes")
+
+
+def _refuse_unseen(operations: Sequence[Op], present: Sequence[KeyValue | None], decided_at: int) -> None:
+    """Raises Conflict where a key was written after the view that the operations were decided on."""
+    for operation, kv in zip(operations, present, strict=True):
+        if kv is None or kv.mod_revision <= decided_at:
+            continue
+        # As wanted already: this very call, whose answer was lost.
+        if not (isinstance(operation, Put) and operation.value == kv.value):
+            raise Conflict(
+                f"{kv.key.removeprefix(keys.PREFIX)} was changed at revision {kv.mod_revision}, after the view of "
+                f"revision {decided_at} that this was decided on; look and decide again"
+            )
 
 
 def _not_leader(role: str, leader: str) -> Conflict:

@@ -85,7 +85,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         """A watcher's stream."""
         self._hub.require_synced()
         validation.require(validation.watch(request))
-        watcher = self._hub.open_watch(request)
+        watcher = self._hub.open_watch(request, _host(context))
         try:
             async with contextlib.aclosing(watcher.messages()) as messages:
                 async for message in messages:
@@ -98,12 +98,13 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     ) -> registry_pb2.AnnounceResponse:
         """A router's stream of dispatches."""
         self._hub.require_synced()
-        self._hub.open_announce()
+        host = _host(context)
+        self._hub.open_announce(host)
         try:
             await context.send_initial_metadata(())
             await AnnounceStream(self._hub).listen(request_iterator)
         finally:
-            self._hub.close_announce()
+            self._hub.close_announce(host)
         return registry_pb2.AnnounceResponse()
 
     # People and scripts
@@ -190,7 +191,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._hub.require_synced()
         validation.require(validation.fence(request.fence, "planner"))
         validation.require(validation.assignments(request.puts, request.deletes, self._limits))
-        revision = await self._leaders.apply_assignments(request.fence, request.puts, request.deletes)
+        revision = await self._leaders.apply_assignments(
+            request.fence, request.puts, request.deletes, request.decided_at
+        )
         return registry_pb2.ApplyAssignmentsResponse(revision=revision)
 
     async def AcquireLeadership(  # noqa: N802
@@ -199,9 +202,10 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         """Try to lead."""
         self._hub.require_synced()
         validation.require(validation.leadership(request.role, request.candidate, request.ttl_ms))
-        fence, lease_id = await self._leaders.acquire(request.role, request.candidate, request.ttl_ms)
+        granted = await self._leaders.acquire(request.role, request.candidate, request.ttl_ms)
+        fence = granted.fence
         log.info("leadership.granted", role=request.role, candidate=request.candidate, revision=fence.revision)
-        return registry_pb2.AcquireLeadershipResponse(fence=fence, lease_id=lease_id, ttl_ms=request.ttl_ms)
+        return registry_pb2.AcquireLeadershipResponse(fence=fence, lease_id=granted.lease_id, ttl_ms=granted.ttl_ms)
 
     async def RenewLeadership(  # noqa: N802
         self, request: registry_pb2.RenewLeadershipRequest, context: Context
@@ -221,6 +225,11 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         await self._leaders.resign(request.fence, request.lease_id)
         log.info("leadership.resigned", role=request.fence.role)
         return registry_pb2.ResignLeadershipResponse()
+
+
+def _host(context: Context) -> str:
+    """Where a call comes from, without the port: "ipv4:10.0.0.7"."""
+    return str(context.peer()).rpartition(":")[0]
 
 
 async def _hello(requests: AsyncIterator[registry_pb2.ReportRequest]) -> registry_pb2.Hello:

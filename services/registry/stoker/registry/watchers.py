@@ -26,9 +26,15 @@ class WatcherStream:
     """What one watcher is told: a snapshot, then what changes, and each second how fresh it is."""
 
     def __init__(
-        self, hub: Hub, request: registry_pb2.WatchRequest, now: Callable[[], float], max_digest_bytes: int
+        self,
+        hub: Hub,
+        request: registry_pb2.WatchRequest,
+        host: str,
+        now: Callable[[], float],
+        max_digest_bytes: int,
     ) -> None:
         self.name = request.watcher
+        self.host = host
         self.outflow = Outflow(Interest.of(request), max_digest_bytes)
         self._hub = hub
         self._now = now

@@ -93,13 +93,19 @@ class RegistryClient:
         return (await self._call(lambda stub: stub.SetDesired, request)).revision
 
     async def apply_assignments(
-        self, fence: common_pb2.Fence, puts: Sequence[records_pb2.Assignment], deletes: Sequence[str] = ()
+        self,
+        fence: common_pb2.Fence,
+        puts: Sequence[records_pb2.Assignment],
+        deletes: Sequence[str] = (),
+        *,
+        decided_at: int = 0,
     ) -> int:
         """Write and remove assignments as the leader, as one step; returns the etcd revision.
 
+        `decided_at` is the revision of the view it was decided on; CONFLICT when one of them was changed since.
         FENCED when it leads no more; INVALID_REQUEST when there are more than 100 of them.
         """
-        request = registry_pb2.ApplyAssignmentsRequest(fence=fence, puts=puts, deletes=deletes)
+        request = registry_pb2.ApplyAssignmentsRequest(fence=fence, puts=puts, deletes=deletes, decided_at=decided_at)
         return (await self._call(lambda stub: stub.ApplyAssignments, request)).revision
 
     async def acquire_leadership(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2
@@ -36,6 +37,30 @@ class Limits:
     """Written in one transaction with the node, together with as many removals."""
     keys_per_update: int = 1_000_000
 
+
+ROLES = ("planner", "scaler")
+"""What there is to lead."""
+
+MAX_LOAD_AGE_MS = 3_600_000
+
+# Far above what one replica can have, far below what spoils a sum. Counters go on for years.
+_REQUESTS, _TOKENS, _EVER = 1e6, 1e9, 1e15
+_LOAD_BOUNDS: Mapping[Any, float] = {
+    "running": _REQUESTS,
+    "waiting": _REQUESTS,
+    "relayed": _REQUESTS,
+    "kv_usage": 1.0,
+    "active_tokens": _TOKENS,
+    "queued_prefill_tokens": _TOKENS,
+    "prefill_tokens_per_s": _TOKENS,
+    "cache_query_tokens": _EVER,
+    "cache_hit_tokens": _EVER,
+    "prompt_tokens": _EVER,
+    "generation_tokens": _EVER,
+    "requests": _EVER,
+    "ttft_sum_s": _EVER,
+    "ttft_count": _EVER,
+}
 
 Violations = Iterator[FieldViolation]
 
@@ -156,6 +181,17 @@ def member(field: str, status: records_pb2.MemberStatus, node: common_pb2.Node, 
         yield FieldViolation(field, f"is {status.ByteSize()} bytes; at most {limits.record_bytes} are kept")
 
 
+def load(field: str, value: registry_pb2.ReplicaLoad) -> Violations:
+    """What is wrong with a replica's load: figures that no engine has would send all requests to it, or none."""
+    for name, bound in _LOAD_BOUNDS.items():
+        if not value.HasField(name):
+            continue
+        figure = getattr(value, name)
+        if not 0 <= figure <= bound:  # nor is NaN
+            yield FieldViolation(f"{field}.{name}", f"{figure} of {value.replica_id[:80]!r} is not in 0 to {bound:g}")
+    yield from _at_most(f"{field}.age_ms", value.age_ms, MAX_LOAD_AGE_MS)
+
+
 def digest(update: registry_pb2.DigestUpdate, limits: Limits) -> Violations:
     """What is wrong with a digest update."""
     for field, packed in (("added", update.added), ("removed", update.removed)):
@@ -247,7 +283,8 @@ def dispatch(field: str, value: registry_pb2.Dispatch) -> Violations:
 
 def leadership(role: str, candidate: str, ttl_ms: int) -> Violations:
     """What is wrong with a wish to lead."""
-    yield from name("role", role)
+    if role not in ROLES:
+        yield FieldViolation("role", f"{role[:80]!r} is none; it is one of {', '.join(ROLES)}")
     if not candidate or len(candidate) > 253:
         yield FieldViolation("candidate", "needs 1 to 253 characters, unique per process")
     if not 1_000 <= ttl_ms <= 60_000:

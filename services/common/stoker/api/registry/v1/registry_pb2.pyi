@@ -1180,6 +1180,11 @@ class ApplyAssignmentsRequest(Message):
     FENCE_FIELD_NUMBER: int
     PUTS_FIELD_NUMBER: int
     DELETES_FIELD_NUMBER: int
+    DECIDED_AT_FIELD_NUMBER: int
+    decided_at: int
+    """Revision of the view this was decided on. Where one of these assignments was changed since, by an operator who
+    drains it, say, nothing is written (CONFLICT). 0: not compared.
+    """
     @property
     def fence(self) -> Fence:
         """The writer's right."""
@@ -1198,9 +1203,10 @@ class ApplyAssignmentsRequest(Message):
         fence: Fence | None = ...,
         puts: Iterable[Assignment] | None = ...,
         deletes: Iterable[str] | None = ...,
+        decided_at: int = ...,
     ) -> None: ...
     def HasField(self, field_name: Literal["fence", b"fence"]) -> bool: ...
-    def ClearField(self, field_name: Literal["deletes", b"deletes", "fence", b"fence", "puts", b"puts"]) -> None: ...
+    def ClearField(self, field_name: Literal["decided_at", b"decided_at", "deletes", b"deletes", "fence", b"fence", "puts", b"puts"]) -> None: ...
 
 @final
 class ApplyAssignmentsResponse(Message):
