@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 
 from stoker.bench.stats import RunFigures
 from stoker.cli.demo import reading, table
-from stoker.cli.output import Format, Output
+from stoker.cli.output import Format, Output, Verbatim
 
 
 def run_of(policy: str, requests_per_s: float, errors: int = 0) -> RunFigures:
@@ -32,3 +35,17 @@ def test_in_a_pipe_every_row_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys
     assert header.split()[-1] == "errors"
     assert first.startswith("multi-turn chat  stoker")
     assert second.endswith("147 grpc_unavailable")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_there_to_copy_has_no_breaks_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    command = """curl -d '{"prompt": ["a [b]c", "/x"], "stream": true}' http://127.0.0.1:7380/v1/completions"""
+    Output(Format.TEXT).result(None, Verbatim(command))
+    assert terminal.getvalue() == command + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from stoker.bench.stats import RunFigures
 from stoker.cli.loop import run
-from stoker.cli.output import Format, FormatOption, Output
+from stoker.cli.output import Format, FormatOption, Output, own_name
 from stoker.cli.serving import EngineChoice, Serving, temporary
 from stoker.common.errors import StokerError
 from stoker.local.deployment import LocalDeployment, has_gpu
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 POLICIES = ("stoker", "round_robin")
 # Simulated engines are quicker than the tiny model, and are asked less: the whole demo takes under a minute.
 _DEMO_SIM_SPEED, _DEMO_SIM_REQUESTS = 5.0, 100
+_TAKES = {EngineChoice.SIM: "about a minute", EngineChoice.VLLM: "on two cores, about 15 minutes"}
 WORKLOADS = {"shared": "shared prefixes", "chat": "multi-turn chat"}
 
 
@@ -57,16 +59,25 @@ def demo(
                 progress.say("stopping everything")
         return results
 
+    out.note(
+        f"A whole stack with {replicas} replicas ({engine.value}), two workloads, each routed by Stoker and by "
+        f"round-robin: {_TAKES[engine]}. Ctrl-C stops it all."
+    )
     began = time.monotonic()
     results = run(work())
     value = {name: [asdict(f) for f in figures] for name, figures in results.items()}
     out.result(value, "", table(results), "", *(reading(n, f) for n, f in results.items()))
-    out.note(f"[dim]{engine.value}, {replicas} replicas, {time.monotonic() - began:.0f} s in all[/]")
+    took_s = time.monotonic() - began
+    out.note(f"[dim]{engine.value}, {replicas} replicas, {took_s:.0f} s in all; nothing is left running[/]")
     if failed := sum(f.errors for figures in results.values() for f in figures):
         raise StokerError(
             f"{failed} requests failed; run again, or look into it with `stoker up` and `bench routing --stack`",
             reason="REQUESTS_FAILED",
         )
+    stay = (
+        f"make up ENGINE={engine.value}" if "MAKELEVEL" in os.environ else f"{own_name()} up --engine {engine.value}"
+    )
+    out.note(f"next: `{stay}` leaves such a stack running and says how to ask it")
 
 
 def bench_of(serving: Serving, *, api: routing.Api, requests: int = 0, clients: int = 6) -> routing.Bench:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -36,6 +37,11 @@ _PLAIN_EVERY_S, _PLAIN_COUNT_S = 10.0, 3.0
 
 
 _PIPED_WIDTH = 1000
+
+
+def own_name() -> str:
+    """How to call this command again: as `make` runs it, no `stoker` is on the PATH."""
+    return "stoker" if shutil.which("stoker") else sys.argv[0]
 
 
 class Progress:
@@ -74,6 +80,10 @@ class Progress:
         return _PLAIN_COUNT_S if same_subject else -1.0
 
 
+class Verbatim(str):
+    """To copy and paste: shown as it is, with no line break of ours in it, however narrow the terminal."""
+
+
 class Output:
     """Where one verb writes."""
 
@@ -96,7 +106,10 @@ class Output:
             sys.stdout.flush()
             return
         for item in shown:
-            self._out.print(item)
+            if isinstance(item, Verbatim):
+                self._out.print(item, markup=False, soft_wrap=True)
+            else:
+                self._out.print(item)
 
     def note(self, text: str) -> None:
         """A remark on stderr."""

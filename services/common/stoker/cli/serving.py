@@ -66,7 +66,7 @@ def describe(state: StackState) -> str:
 async def build_spec(deployment: LocalDeployment, home: Home, say: Say) -> None:
     """Build the tiny model where it is missing, which takes a few seconds."""
     if not deployment.model:
-        say("preparing the tiny model (26 million parameters; built here the first time)")
+        say("preparing the tiny model (26M parameters; built here the first time)")
     await asyncio.to_thread(deployment.spec)
 
 

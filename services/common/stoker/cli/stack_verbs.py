@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from stoker.cli import demo
 from stoker.cli.loop import run
-from stoker.cli.output import Format, FormatOption, Output
+from stoker.cli.output import Format, FormatOption, Output, Verbatim, own_name
 from stoker.cli.serving import EngineChoice, Serving, lasting
 from stoker.local.deployment import LocalDeployment, has_gpu
 from stoker.local.etcd import DEVELOPMENT_NOTICE
@@ -82,15 +80,14 @@ async def _until_ended(stack: LocalStack) -> None:
 
 def _show_up(out: Output, serving: Serving) -> None:
     state, name = serving.state, serving.deployment.name
-    # As `make up` runs it, no `stoker` is on the PATH.
-    stoker = "stoker" if shutil.which("stoker") else sys.argv[0]
+    stoker = own_name()
     requests = example_requests(state, name)
     out.result(
         _value(state, name),
         f"[bold green]{name}[/] is served by {serving.deployment.replicas} replicas ({state.engine})",
         *_endpoints(state),
         "",
-        *(f"# {about}\n{command}\n" for about, command in requests.items()),
+        *(Verbatim(f"# {about}\n{command}\n") for about, command in requests.items()),
         f"[dim]etcd here: {DEVELOPMENT_NOTICE}. See it all: `{stoker} status`. Stop it: `{stoker} down`.[/]",
     )
 
