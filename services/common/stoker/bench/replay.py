@@ -14,7 +14,7 @@ from functools import partial
 
 from stoker.bench.replicas import Cache, Clock, Engine, Hardware, Job, Machine, Outcome
 from stoker.bench.sites import Announcements, Delays, Digester, Reporter, RouterSite
-from stoker.router.core import Dispatched, Replica, Request, RoutingConfig
+from stoker.router.core import RETRY_S, Decision, Dispatched, Replica, Request, RoutingConfig
 
 __all__ = ["Delays", "Hardware", "Job", "Outcome", "pooled_hit_rate", "replay"]
 
@@ -45,13 +45,14 @@ def replay(
     engines = {name: Engine(name, hardware, clock, machine, outcome) for name in names}
     _announce(engines.values(), sites, hardware)
     _report(engines.values(), sites, clock, delays, config.kv_weight)
-    desk = _Desk(engines, sites, Announcements(sites, clock, delays, seed), hardware, clock, outcome)
+    desk = _Desk(engines, sites, Announcements(sites, clock, delays, seed), hardware, delays, clock, outcome)
     if clients:
         _closed_loop(jobs, clients, desk.start)
     else:
         for job in jobs:
             clock.after(job.at, partial(desk.start, job, _nothing))
     clock.run(until=lambda: desk.finished == len(jobs))
+    clock.run_for(delays.end_s)
     assert all(site.fleet.load.in_flight == 0 for site in sites)  # noqa: S101
     return outcome
 
@@ -78,6 +79,16 @@ def _report(
         clock.after(delays.report_every_s * number / len(engines), reporter.tick)
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A job at a router's door."""
+
+    job: Job
+    request: Request
+    at: float
+    ended: Callable[[], None]
+
+
 @dataclass
 class _Desk:
     """Hands jobs to the routers in turn, and follows each to its end."""
@@ -86,33 +97,63 @@ class _Desk:
     sites: Sequence[RouterSite]
     announcements: Announcements
     hardware: Hardware
+    delays: Delays
     clock: Clock
     outcome: Outcome
     finished: int = 0
 
     def __post_init__(self) -> None:
         self._turns = itertools.cycle(self.sites)
+        self._waiting: dict[tuple[int, int], _Asked] = {}
+        self._ticking: set[int] = set()
 
     def start(self, job: Job, ended: Callable[[], None]) -> None:
         """Route a job now; `ended` is called when it has been served."""
-        site, block_size = next(self._turns), self.hardware.block_size
-        request = Request(job.keys, job.prompt_tokens, block_size, job.output_tokens)
-        decision = site.route(request, self.clock.now)
+        site = next(self._turns)
+        request = Request(job.keys, job.prompt_tokens, self.hardware.block_size, job.output_tokens)
+        asked = _Asked(job, request, self.clock.now, ended)
+        decision, ticket = site.route(request, self.clock.now)
+        if decision is None:
+            self._waiting[id(site), ticket] = asked
+            self._grant(site)
+        else:
+            self._send(site, asked, decision)
+
+    def _grant(self, site: RouterSite) -> None:
+        """Send what waits and has a replica with room."""
+        while len(site.queue) and (granted := site.grant(self.clock.now)) is not None:
+            decision, ticket = granted
+            self._send(site, self._waiting.pop((id(site), ticket)), decision)
+        if len(site.queue) and id(site) not in self._ticking:
+            self._ticking.add(id(site))
+            self.clock.after(RETRY_S, partial(self._tick, site))
+
+    def _tick(self, site: RouterSite) -> None:
+        self._ticking.discard(id(site))
+        self._grant(site)
+
+    def _send(self, site: RouterSite, asked: _Asked, decision: Decision) -> None:
+        request, now = asked.request, self.clock.now
         self.announcements.tell(site, Dispatched.of(request, decision))
-        flight = site.fleet.dispatch(request, decision, self.clock.now)
+        flight = site.fleet.dispatch(request, decision, now)
         self.outcome.over_bound += decision.over_bound
-        self.outcome.predicted_blocks += decision.cached_tokens / block_size
+        self.outcome.predicted_blocks += decision.cached_tokens / self.hardware.block_size
+
+        def heard(end: bool) -> None:
+            if end:
+                site.fleet.release(flight, self.clock.now)
+            else:
+                site.fleet.first_token(flight, self.clock.now)
+            self._grant(site)
 
         def done(end: bool) -> None:
-            if not end:
-                site.fleet.first_token(flight, self.clock.now)
-                return
-            site.fleet.release(flight, self.clock.now)
-            self.outcome.makespan = self.clock.now
-            self.finished += 1
-            ended()
+            self.clock.after(self.delays.end_s, partial(heard, end))
+            if end:
+                self.outcome.makespan = self.clock.now
+                self.finished += 1
+                asked.ended()
 
-        self.engines[decision.replica].submit(job, done)
+        self.engines[decision.replica].submit(asked.job, done, asked.at)
 
 
 def _nothing() -> None:

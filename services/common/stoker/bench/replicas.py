@@ -98,6 +98,11 @@ class Clock:
             self.now, _, action = heapq.heappop(self._events)
             action()
 
+    def run_for(self, seconds: float) -> None:
+        """Run what is due within `seconds`."""
+        end = self.now + seconds
+        self.run(until=lambda: not self._events or self._events[0][0] > end)
+
 
 class Cache:
     """A replica's KV blocks: least recently used out first, a prompt's tail before its head, pins stay."""
@@ -205,9 +210,9 @@ class Engine:
         kv = sum(run.job.prompt_tokens + run.job.output_tokens for run in (*self._queue, *self._running))
         return waiting + sum(run.uncached for run in self._running) + kv_weight * kv
 
-    def submit(self, job: Job, done: Callable[[bool], None]) -> None:
-        """Queue a job; `done(False)` follows at its first token, `done(True)` at its end."""
-        self._queue.append(_Run(job, self._clock.now, done))
+    def submit(self, job: Job, done: Callable[[bool], None], arrived: float) -> None:
+        """Queue a job that came at `arrived`; `done(False)` follows at its first token, `done(True)` at its end."""
+        self._queue.append(_Run(job, arrived, done))
         self._wake()
 
     def _wake(self) -> None:

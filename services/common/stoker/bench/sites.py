@@ -9,6 +9,8 @@ from random import Random
 from stoker.bench.replicas import Clock, Engine
 from stoker.common.blocks import xor_digest
 from stoker.router.core import (
+    ROUND_ROBIN,
+    AdmissionQueue,
     Decision,
     Delta,
     Dispatched,
@@ -21,6 +23,8 @@ from stoker.router.core import (
     decide,
 )
 
+_QUEUE_LIMIT = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Delays:
@@ -30,6 +34,8 @@ class Delays:
     digest_s: float = 0.1
     report_every_s: float = 0.5
     report_s: float = 0.05
+    end_s: float = 0.002
+    """From a first token or an end to the router's knowing of it."""
     announce_s: tuple[float, float] | None = (0.02, 0.06)
     """From one router's dispatch to the others' knowing of it, shortest and longest; None: they never do."""
 
@@ -39,12 +45,28 @@ class RouterSite:
 
     def __init__(self, config: RoutingConfig, policy: str, seed: int) -> None:
         self.fleet = Fleet(config)
+        self.queue = AdmissionQueue(_QUEUE_LIMIT)
         self.policy = policy
         self.rng = Random(seed)  # noqa: S311 (repeatable on purpose)
 
-    def route(self, request: Request, now: float) -> Decision:
-        """Decide, and hold the decision to its own bound."""
-        decision = decide(request, self.fleet, now, self.rng, policy=self.policy, explain=True)
+    def route(self, request: Request, now: float) -> tuple[Decision | None, int]:
+        """Decide, or queue: returns a decision, or None and the ticket under which it will be granted."""
+        if not len(self.queue):
+            decision = decide(request, self.fleet, now, self.rng, policy=self.policy, explain=True)
+            if self.policy == ROUND_ROBIN or not self.fleet.busy(decision.replica, now):
+                return self._within_bound(decision), 0
+        return None, self.queue.join(request, self.fleet, now, policy=self.policy)
+
+    def grant(self, now: float) -> tuple[Decision, int] | None:
+        """The next request that may go, with its ticket."""
+        grant = self.queue.grant(self.fleet, now, self.rng, explain=True)
+        if grant is None:
+            return None
+        assert grant.decision is not None  # noqa: S101 - a replay has no replica that cannot serve
+        return self._within_bound(grant.decision), grant.ticket
+
+    def _within_bound(self, decision: Decision) -> Decision:
+        """Hold a decision to its own bound."""
         for candidate in decision.candidates:
             if candidate.replica == decision.replica and not decision.over_bound:
                 assert candidate.load + candidate.weight <= candidate.bound, candidate  # noqa: S101

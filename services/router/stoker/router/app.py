@@ -64,6 +64,7 @@ class RouterApp:
             policy=config.policy,
             allow_policy=config.allow_policy_header,
             max_in_flight=config.limits.max_in_flight,
+            queue=config.queue,
             rng=rng,
             announce=self._announcing.tell,
         )
@@ -178,6 +179,7 @@ class RouterApp:
         self.router.confirmations.check(time.monotonic())
         self._announcing.measure()
         metrics.IN_FLIGHT.set(self.router.in_flight)
+        metrics.QUEUED.set(len(self.router.turns))
         metrics.UNREACHABLE.set(sum(not target.reachable for target in self.view.targets.values()))
         if self.config.parity:
             self.parity.sync()

@@ -62,7 +62,9 @@ class HealthChecks:
             fine = await self._ask(target)
             if target.pool is not None and (failed_before or not fine):
                 outcome = core.Outcome.OK if fine else core.Outcome.FAULT
-                target.pool.fleet.observe(target.id, outcome, self._clock())
+                ejected = target.pool.fleet.observe(target.id, outcome, self._clock())
+                if ejected or not target.reachable:
+                    target.found_dead()
             failed_before = not fine
 
     async def _ask(self, target: Target) -> bool:

@@ -37,6 +37,14 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True)
+class QueueConfig:
+    """Requests that wait in the router because the replicas they want are busy."""
+
+    limit: Annotated[int, Meta(description="requests of one model that wait at most; more get 429", ge=1)] = 1024
+    longest_s: Annotated[float, Meta(description="longest wait before a request gets 429, seconds", gt=0)] = 120.0
+
+
+@dataclass(frozen=True)
 class ChecksConfig:
     """Direct health checks of the engines."""
 
@@ -68,6 +76,7 @@ class RouterConfig:
         bool, Meta(description="let a request choose its policy by x-stoker-policy (for benchmarks)")
     ] = False
     limits: LimitsConfig = LimitsConfig()
+    queue: QueueConfig = QueueConfig()
     checks: ChecksConfig = ChecksConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     parity: Annotated[bool, Meta(description="probe that router and engine tokenize alike")] = True

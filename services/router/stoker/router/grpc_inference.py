@@ -97,10 +97,11 @@ class InferenceServer:
         self, plan: Plan, request: inference_pb2.GenerateRequest, context: Context, account: _Account
     ) -> AsyncIterator[bytes]:
         tried: frozenset[str] = frozenset()
+        since = self._router.clock()
         while True:
-            decided = self._router.choose(plan, tried)
-            request.replica_id = decided.target.id
-            with self._router.fly(decided, request.request_id) as flight:
+            with await self._router.board(plan, request.request_id, tried, since=since) as flight:
+                decided = flight.decided
+                request.replica_id = decided.target.id
                 call = self._channels.stream(decided.target.record.agent_endpoint, f"/{SERVICE}/Generate")(
                     request.SerializeToString(), timeout=self._time_left(context), metadata=_trace(context)
                 )
@@ -160,10 +161,11 @@ class InferenceServer:
         with _accounted(f"grpc_{method.lower()}") as account, self._router.admit():
             plan = await self._plan(asked, context)
             tried: frozenset[str] = frozenset()
+            since = self._router.clock()
             while True:
-                decided = self._router.choose(plan, tried)
-                request.replica_id = decided.target.id
-                with self._router.fly(decided, request_id) as flight:
+                with await self._router.board(plan, request_id, tried, since=since) as flight:
+                    decided = flight.decided
+                    request.replica_id = decided.target.id
                     call = self._channels.unary(decided.target.record.agent_endpoint, f"/{SERVICE}/{method}")
                     try:
                         answer: bytes = await call(

@@ -20,7 +20,7 @@ import structlog
 from aiohttp import web
 
 from stoker.common import otel
-from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, NotFound, StokerError
+from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, NotFound, StokerError, Unavailable
 from stoker.common.http1 import Exchange
 from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
@@ -132,15 +132,11 @@ class OpenAIServer:
         """Try replicas until one answers; nothing has gone to the client before that."""
         headers = request_headers(call.request.headers, call.request_id)
         tried: frozenset[str] = frozenset()
+        since = self._router.clock()
         while True:
-            try:
-                decided = self._router.choose(plan, tried)
-            except StokerError:
-                if tried:
-                    raise self._all_failed(plan, tried) from None
-                raise
-            relay = Relay(call, decided, self._limits)
-            with self._router.fly(decided, call.request_id) as flight:
+            with await self._board(call, plan, tried, since) as flight:
+                decided = flight.decided
+                relay = Relay(call, decided, self._limits)
                 try:
                     async with relay.open(self._engines, call.request.path_qs, raw, headers) as upstream:
                         if upstream.status not in _RETRIED_STATUSES or not self._may_retry(tried):
@@ -166,6 +162,19 @@ class OpenAIServer:
                         return await relay.interrupted(late)
                     raise late from None
             tried |= {decided.target.id}
+
+    async def _board(self, call: Call, plan: Plan, tried: frozenset[str], since: float) -> Flight:
+        try:
+            async with asyncio.timeout_at(call.deadline):
+                return await self._router.board(plan, call.request_id, tried, since=since)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "no replica had room in time; ask again later, or allow more by x-request-timeout (seconds)"
+            ) from None
+        except Unavailable:
+            if tried:
+                raise self._all_failed(plan, tried) from None
+            raise
 
     async def _relayed(self, call: Call, relay: Relay, upstream: Exchange, flight: Flight) -> web.StreamResponse:
         answer = await relay.run(upstream, flight)

@@ -32,6 +32,10 @@ TTFT = Histogram(
     "stoker_router_time_to_first_token_seconds", "Arrival to first byte of the response.", ["api"], buckets=_SECONDS
 )
 IN_FLIGHT = Gauge("stoker_router_requests_in_flight", "Requests now in this router.")
+QUEUED = Gauge("stoker_router_requests_queued", "Requests that wait in this router for a replica with room.")
+QUEUE_WAIT = Histogram(
+    "stoker_router_queue_wait_seconds", "Wait for a replica with room, of those that had to.", buckets=_SECONDS
+)
 RETRIES = Counter("stoker_router_retries_total", "Tries on another replica.", ["result"])  # taken, no_budget
 TOKENIZE = Histogram(
     "stoker_router_tokenize_seconds", "Rendering, tokenizing and hashing a prompt.", ["where"],

@@ -97,6 +97,7 @@ class Planner:
             output_tokens=0 if tokenizes else min(output * prompt.choices, _MOST_OUTPUT_TOKENS),
             adapter=adapter,
             session=session,
+            streamed=asked.stream,
         )
         return Plan(pool, request, policy, read.source, read.why, read.tokens if read.source == TOKENS else None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -33,10 +33,17 @@ class Target:
     parity: str = PENDING
     """"ok", "pending", or what differs: then its cache earns no credit."""
     in_flight: int = 0
+    waiting: set[Callable[[], None]] = field(default_factory=set)
+    """Of each request that waits there for its first token: what to call when the replica is found dead."""
     prefill_rate: float | None = None
     """Tokens/s, as last reported; None while unknown."""
     load_tokens: float | None = None
     """As last reported; None while unknown."""
+
+    def found_dead(self) -> None:
+        """A direct check says that it will not answer: those who wait there for their first token may leave."""
+        for leave in list(self.waiting):
+            leave()
 
     @property
     def id(self) -> str:

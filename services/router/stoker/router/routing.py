@@ -12,16 +12,17 @@ from types import TracebackType
 
 from stoker.common.errors import Exhausted, InvalidRequest, Unavailable
 from stoker.router import core, metrics
+from stoker.router.config import QueueConfig
 from stoker.router.confirm import Confirmations
 from stoker.router.plan import NONE, TOKENS, Plan, Planner
 from stoker.router.pools import Target
 from stoker.router.prompt import Asked
+from stoker.router.turns import EXPLAINED_REPLICAS, Turns
 from stoker.router.view import View
 
 # What Explain remembers: so many decisions, and as long as they hold no more than so many block keys (40 bytes each).
 _DECISIONS_KEPT = 8192
 _KEYS_KEPT = 1_000_000
-_EXPLAINED_REPLICAS = 64  # a larger pool is explained on demand only
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +43,26 @@ class Decided:
 class Flight:
     """A request on its way to one replica. Leaving the `with` block releases it, however that happens."""
 
-    __slots__ = ("_clock", "_id", "_outcome", "_router", "decided")
+    __slots__ = ("_clock", "_id", "_leave", "_outcome", "_router", "decided", "moved")
 
     def __init__(self, router: Router, decided: Decided, clock: Callable[[], float]) -> None:
         self._router = router
         self._clock = clock
         self._outcome = core.Outcome.CALLER
+        self._leave: Callable[[], None] | None = None
         self.decided = decided
+        self.moved = False
+        """Its replica was found dead, and a retry is taken for it."""
         fleet = decided.plan.pool.fleet
         self._id = fleet.dispatch(decided.plan.request, decided.decision, clock())
         decided.target.in_flight += 1
 
     def first_token(self) -> None:
         """The engine's first byte of output is here."""
-        self.decided.plan.pool.fleet.first_token(self._id, self._clock())
+        self._stay()
+        pool = self.decided.plan.pool
+        pool.fleet.first_token(self._id, self._clock())
+        self._router.turns.pump(pool)
 
     def served(self) -> None:
         """The engine did its part."""
@@ -63,8 +70,44 @@ class Flight:
         self._router.confirmations.served(self.decided.plan, self.decided.target, self._clock())
 
     def faulted(self) -> None:
-        """The engine failed, or its connection did."""
+        """The engine's connection failed, or it fell silent."""
         self._outcome = core.Outcome.FAULT
+
+    def erred(self) -> None:
+        """The engine answered that it failed. That can be the request's own doing, so it takes out one replica at most:
+
+        who sends what no engine survives would otherwise take out one after the other.
+        """
+        pool, now = self.decided.plan.pool, self._clock()
+        others = (name for name in pool.targets if name != self.decided.target.id)
+        if not any(pool.fleet.health.ejected(name, now) for name in others):
+            self._outcome = core.Outcome.FAULT
+
+    def movable(self, until: asyncio.Timeout, tried: frozenset[str], may_retry: Callable[[], bool]) -> None:
+        """Until its first token, let `until` run out at once where the replica is found dead and another can serve.
+
+        `may_retry` is asked then, and spends the retry. The waiter sees by `moved` why its time ran out.
+        """
+
+        def leave() -> None:
+            if until.expired() or not self._router.elsewhere(self.decided, tried) or not may_retry():
+                return
+            self._stay()
+            self.moved = True
+            until.reschedule(asyncio.get_running_loop().time())
+
+        self._stay()
+        self._leave = leave
+        self.decided.target.waiting.add(leave)
+
+    def _stay(self) -> None:
+        if self._leave is not None:
+            self.decided.target.waiting.discard(self._leave)
+            self._leave = None
+
+    def abandon(self) -> None:
+        """It will not be sent after all."""
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Flight:
         return self
@@ -72,11 +115,13 @@ class Flight:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stay()
         now = self._clock()
-        fleet = self.decided.plan.pool.fleet
-        fleet.release(self._id, now)
+        pool = self.decided.plan.pool
+        pool.fleet.release(self._id, now)
         self.decided.target.in_flight -= 1
-        fleet.observe(self.decided.target.id, self._outcome, now)
+        pool.fleet.observe(self.decided.target.id, self._outcome, now)
+        self._router.turns.pump(pool)
 
 
 class Router:
@@ -90,6 +135,7 @@ class Router:
         policy: str,
         allow_policy: bool,
         max_in_flight: int,
+        queue: QueueConfig | None = None,
         rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
         announce: Callable[[Decided], None] = lambda decided: None,
@@ -99,6 +145,7 @@ class Router:
         self.budget = core.RetryBudget()
         self.confirmations = Confirmations()
         self.clock = clock
+        self.turns = Turns(queue or QueueConfig(), rng, clock)
         self.in_flight = 0
         self.draining = False
         self.idle = asyncio.Event()
@@ -129,17 +176,31 @@ class Router:
 
     def choose(self, plan: Plan, tried: frozenset[str] = frozenset(), *, explain: bool = False) -> Decided:
         """Choose a replica for a plan, none of `tried`. Raises Unavailable where there is none."""
-        pool = plan.pool
-        if plan.pinned:
-            tried = tried | (frozenset(pool.targets) - {plan.pinned})
-        request = replace(plan.request, exclude=tried) if tried else plan.request
-        now = self.clock()
-        explain = explain or len(pool.targets) <= _EXPLAINED_REPLICAS
+        pool, request, now = plan.pool, _request(plan, tried), self.clock()
+        explain = explain or len(pool.targets) <= EXPLAINED_REPLICAS
         decision = core.decide(request, pool.fleet, now, self._rng, policy=plan.policy, explain=explain)
-        target = pool.targets.get(decision.replica)
-        if target is None:  # cannot be: pool and fleet change together
-            raise Unavailable(f"replica {decision.replica} has just left; try again", retry_after_s=0.1)
-        return Decided(plan, decision, target, now)
+        return _decided(plan, decision, now)
+
+    async def board(
+        self, plan: Plan, request_id: str, tried: frozenset[str] = frozenset(), *, since: float | None = None
+    ) -> Flight:
+        """Choose a replica, none of `tried`, wait until it has room, and count the request as sent there.
+
+        `since` is when the request came, by `clock`; who came first waits less. The baseline policy never waits.
+        Raises Unavailable where no replica can serve, Exhausted where too many wait or the wait is too long.
+        """
+        pool, now = plan.pool, self.clock()
+        baseline = plan.policy == core.ROUND_ROBIN
+        if baseline or not self.turns.before(pool):
+            decided = self.choose(plan, tried)
+            if baseline or not pool.fleet.busy(decided.decision.replica, decided.at):
+                return self.fly(decided, request_id)
+
+        def depart(decision: core.Decision) -> Flight:
+            return self.fly(_decided(plan, decision, self.clock()), request_id)
+
+        request = _request(plan, tried)
+        return await self.turns.wait(pool, request, plan.policy, depart, now if since is None else since)
 
     def fly(self, decided: Decided, request_id: str) -> Flight:
         """Count a decision as taken and its request as sent."""
@@ -163,6 +224,15 @@ class Router:
     def decided(self, request_id: str) -> Decided | None:
         """The decision last taken for a request, if it is still remembered."""
         return self._decided.get(request_id)
+
+    def elsewhere(self, decided: Decided, tried: frozenset[str]) -> bool:
+        """Whether another replica than the chosen one, and than `tried`, could serve the request now."""
+        plan, now = decided.plan, self.clock()
+        health = plan.pool.fleet.health
+        return not plan.pinned and any(
+            other.id != decided.target.id and other.id not in tried and not health.ejected(other.id, now)
+            for other in plan.pool.fleet.fit(plan.request.adapter, plan.request.role)
+        )
 
     def may_retry(self) -> bool:
         """Spend one retry, if the budget has one."""
@@ -204,3 +274,16 @@ class Admission:
         self._router.in_flight -= 1
         if not self._router.in_flight:
             self._router.idle.set()
+
+
+def _request(plan: Plan, tried: frozenset[str]) -> core.Request:
+    if plan.pinned:
+        tried = tried | (frozenset(plan.pool.targets) - {plan.pinned})
+    return replace(plan.request, exclude=tried) if tried else plan.request
+
+
+def _decided(plan: Plan, decision: core.Decision, now: float) -> Decided:
+    target = plan.pool.targets.get(decision.replica)
+    if target is None:  # cannot be: pool and fleet change together
+        raise Unavailable(f"replica {decision.replica} has just left; try again", retry_after_s=0.1)
+    return Decided(plan, decision, target, now)

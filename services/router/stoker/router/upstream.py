@@ -17,13 +17,17 @@ _OUR_HEADERS = frozenset({"x-stoker-policy", "x-request-timeout"})
 
 
 class EngineFailed(Unavailable):
-    """An engine could not be reached, or its connection broke. `refused`: nothing listens there."""
+    """An engine could not be reached, or its connection broke.
+
+    `refused`: nothing listens there. `moved`: it was found dead, and a retry is taken for the request.
+    """
 
     reason = "ENGINE_FAILED"
 
-    def __init__(self, message: str, *, refused: bool = False) -> None:
+    def __init__(self, message: str, *, refused: bool = False, moved: bool = False) -> None:
         super().__init__(message, retry_after_s=0.5)
         self.refused = refused
+        self.moved = moved
 
 
 class Engines:

@@ -11,6 +11,9 @@ How a router uses it (all times are its own monotonic seconds):
     keys = blocks.block_keys(tokens, block_size, blocks.root_key(model, lora=…, cache_salt=…))
     request = Request(keys, prompt_tokens, block_size, …)
     decision = decide(request, fleet, now, rng, policy="stoker", explain=False)   # raises Unavailable
+    if fleet.busy(decision.replica, now):               # it waits, and others before it
+        ticket = queue.join(request, fleet, now, policy="stoker")                 # raises Exhausted
+        while (grant := queue.grant(fleet, now, rng)): …  # whenever something ended or changed: dispatch each
     flight = fleet.dispatch(request, decision, now)
     told = Dispatched.of(request, decision)             # for the other routers, which note it by
     fleet.overhear(told, at, now)                       # at: when it was dispatched, by the own clock
@@ -23,6 +26,7 @@ An engine restart: a Snapshot with a higher epoch. A replica that left: `remove`
 explain=True) is all that Explain shows.
 """
 
+from stoker.router.core.admission import RETRY_S, AdmissionQueue, Grant
 from stoker.router.core.decide import POLICIES, ROUND_ROBIN, STOKER, decide
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.health import Health, HealthConfig, Outcome
@@ -48,14 +52,17 @@ from stoker.router.core.values import (
 
 __all__ = [
     "POLICIES",
+    "RETRY_S",
     "ROUND_ROBIN",
     "STOKER",
+    "AdmissionQueue",
     "BlockIndex",
     "Candidate",
     "Decision",
     "Delta",
     "Dispatched",
     "Fleet",
+    "Grant",
     "Health",
     "HealthConfig",
     "LoadLedger",

@@ -129,6 +129,10 @@ class Fleet:
                 self.speculation.discard(replica, keys)
         return result
 
+    def busy(self, replica: str, now: float) -> bool:
+        """Whether a replica has so much prefill before it that a newcomer had better wait in the router."""
+        return self.load.backlog(replica, self.rates[replica], now) > self.config.hold_s
+
     def dispatch(self, request: Request, decision: Decision, now: float) -> int:
         """Count a request as sent where the decision says. Returns its flight id.
 
@@ -136,7 +140,9 @@ class Fleet:
         """
         self.speculation.add(decision.replica, request.keys, now)
         kv = self.config.kv_weight * (request.prompt_tokens + request.output_tokens)
-        return self.load.dispatch(decision.replica, decision.prefill_tokens, kv, now)
+        prefill, rate = decision.prefill_tokens, self.rates.get(decision.replica, _ASSUMED_RATE)
+        drains_s = None if request.streamed else prefill / rate
+        return self.load.dispatch(decision.replica, prefill, kv, now, drains_s=drains_s)
 
     def overhear(self, told: Dispatched, at: float, now: float) -> None:
         """Note what another router dispatched at `at` (own monotonic seconds). Needs no release.
@@ -148,7 +154,8 @@ class Fleet:
             return
         self.speculation.add(told.replica, told.keys, now)
         tokens = told.prefill_tokens + self.config.kv_weight * told.kv_tokens
-        self.load.overhear(told.replica, tokens, at, now)
+        drains_s = told.prefill_tokens / self.rates[told.replica]
+        self.load.overhear(told.replica, tokens, at, now, drains_s=drains_s)
 
     def first_token(self, flight: int, now: float) -> None:
         """The first token came: the prefill no longer counts as load."""

@@ -5,6 +5,10 @@
 
 `own` is what this router has in flight there: a floor under whatever an old or wrong report says. Of the others'
 requests no completion is heard: the next report has them, and where none comes they age.
+
+The backlog is another thing: the prefill that routers have sent to a replica and that is not done yet, in seconds.
+Where this router sees the first token it knows the end exactly; elsewhere (answers that are no stream, requests of
+other routers) the prefill is taken to run off at the replica's own rate.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ class _Account:
     reported_at: float = float("-inf")
     since: float = 0.0
     log: deque[tuple[float, float]] = field(default_factory=deque)
+    pending: float = 0.0  # prefill whose first token will be seen
+    drained_at: float = float("-inf")  # when all other prefill will have run off
     others: float = 0.0
     overheard: list[tuple[float, float]] = field(default_factory=list)  # when dispatched, tokens; by time
 
@@ -34,6 +40,10 @@ class _Account:
         """Drop what others dispatched up to `at`."""
         del self.overheard[: bisect_right(self.overheard, (at, float("inf")))]
         self.others = sum(tokens for _, tokens in self.overheard)
+
+    def drain(self, seconds: float, now: float) -> None:
+        """Count prefill whose end nobody will tell."""
+        self.drained_at = max(self.drained_at, now) + seconds
 
     def change(self, tokens: float, now: float) -> None:
         self.own += tokens
@@ -50,6 +60,7 @@ class _Flight:
     account: _Account  # not the replica's name: one that left and came back has another
     prefill: float
     kv: float
+    pending: float  # the part of the account's that is this flight's
 
 
 class LoadLedger:
@@ -89,12 +100,26 @@ class LoadLedger:
         account = self._accounts.get(replica)
         return account.own if account else 0.0
 
-    def dispatch(self, replica: str, prefill: float, kv: float, now: float) -> int:
-        """Count a request: `prefill` tokens until its first token, `kv` tokens until it ends. Returns its id."""
+    def backlog(self, replica: str, rate: float, now: float) -> float:
+        """Return the seconds of prefill still before a newcomer, at `rate` tokens per second."""
+        account = self._accounts.get(replica)
+        if account is None:
+            return 0.0
+        return account.pending / rate + max(0.0, account.drained_at - now)
+
+    def dispatch(self, replica: str, prefill: float, kv: float, now: float, *, drains_s: float | None = None) -> int:
+        """Count a request: `prefill` tokens until its first token, `kv` tokens until it ends. Returns its id.
+
+        `drains_s` is how long its prefill takes where the first token will not be seen.
+        """
         flight = self._next
         self._next += 1
         account = self._accounts.setdefault(replica, _Account())
-        self._flights[flight] = _Flight(account, prefill, kv)
+        if drains_s is not None:
+            account.drain(drains_s, now)
+        seen = prefill if drains_s is None else 0.0
+        account.pending += seen
+        self._flights[flight] = _Flight(account, prefill, kv, seen)
         account.change(prefill + kv, now)
         return flight
 
@@ -103,18 +128,24 @@ class LoadLedger:
         held = self._flights.get(flight)
         if held and held.prefill:
             held.account.change(-held.prefill, now)
-            held.prefill = 0.0
+            held.account.pending -= held.pending
+            held.prefill = held.pending = 0.0
 
     def release(self, flight: int, now: float) -> None:
         """The request ended, however it ended. Harmless when repeated."""
         held = self._flights.pop(flight, None)
         if held:
             held.account.change(-(held.prefill + held.kv), now)
+            held.account.pending -= held.pending
 
-    def overhear(self, replica: str, tokens: float, at: float, now: float) -> None:
-        """Count what another router dispatched at `at`, unless a report has it or it has aged by `now`."""
+    def overhear(self, replica: str, tokens: float, at: float, now: float, *, drains_s: float = 0.0) -> None:
+        """Count what another router dispatched at `at`, unless a report has it or it has aged by `now`.
+
+        Its prefill takes `drains_s` seconds.
+        """
         account = self._accounts.setdefault(replica, _Account())
         at = min(at, now)
+        account.drain(drains_s, at)
         if at <= max(account.reported_at, now - _OVERHEARD_S) or tokens <= 0:
             return
         insort(account.overheard, (at, tokens))

@@ -61,7 +61,8 @@ class Request:
     """What the router knows of a request: block keys (u64) of its full blocks, and sizes in tokens.
 
     `exclude` names replicas that already failed this request. `session` (u64, 0 for none) stands for the caller's
-    session: a prompt without keys has its home on the ring.
+    session: a prompt without keys has its home on the ring. `streamed` is whether the router will see the first
+    token; where not, it estimates when the prefill ends.
     """
 
     keys: Sequence[int]
@@ -72,6 +73,7 @@ class Request:
     role: Role = Role.BOTH
     exclude: frozenset[str] = frozenset()
     session: int = 0
+    streamed: bool = True
 
 
 class Candidate(NamedTuple):
@@ -181,14 +183,21 @@ class RoutingConfig:
 
     epsilon: float = 1.0
     """The slack of the bound: a replica may hold (1 + epsilon) times its fair share of the load."""
-    floor_tokens: float = 49_152.0
+    floor_tokens: float = 40_960.0
     """A replica is open below this load whatever its share: affinity holds when the fleet is quiet."""
     kv_weight: float = 0.03
     """Load of one token of active KV, in queued prefill tokens."""
-    miss_weight: float = 3.0
+    miss_weight: float = 4.0
     """What an uncached token costs against a queued one: it also evicts a block that someone else wants."""
     home_credit: float = 0.15
     """The share of what nobody holds that its home on the ring is credited with, so that routers agree."""
+    hold_s: float = 0.1
+    """A replica with more prefill before it than this, in seconds, is sent no more: who wants it waits in the router.
+
+    Enough to keep an engine busy while its next request is on the way; what waits here can still go elsewhere.
+    """
+    aging: float = 0.3
+    """Of those that wait, who has least to compute goes first, less this part of the time it has waited."""
     vnodes: int = 128
     """Points on the ring for capacity 1.0."""
     speculative_credit: float = 0.95

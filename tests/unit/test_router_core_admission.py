@@ -1,0 +1,176 @@
+"""Who waits in a router, and who goes next."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from stoker.common.errors import Exhausted, Unavailable
+from stoker.router.core import (
+    STOKER,
+    AdmissionQueue,
+    Dispatched,
+    Fleet,
+    Replica,
+    Request,
+    RoutingConfig,
+    Snapshot,
+    Tier,
+    decide,
+)
+
+RATE = 1_000.0
+RNG = Random(1)
+
+
+def fleet(*names: str, aging: float = 0.3) -> Fleet:
+    made = Fleet(RoutingConfig(aging=aging))
+    for name in names:
+        made.put(Replica(name, prefill_rate=RATE))
+        made.snapshot(name, Snapshot(1, 1, {Tier.GPU: []}), 0.0)
+    return made
+
+
+def prompt(family: int, blocks: int, *, streamed: bool = True) -> Request:
+    return Request([1_000 * family + n for n in range(blocks)], 16 * blocks, streamed=streamed)
+
+
+def send(made: Fleet, request: Request, now: float) -> int:
+    return made.dispatch(request, decide(request, made, now, RNG), now)
+
+
+def join(queue: AdmissionQueue, made: Fleet, request: Request, now: float, since: float | None = None) -> int:
+    return queue.join(request, made, now, policy=STOKER, since=since)
+
+
+def test_a_replica_takes_its_first_prefill_whatever_its_size_and_then_no_more_until_the_first_token() -> None:
+    made = fleet("a")
+    assert not made.busy("a", 0.0)
+    flight = send(made, prompt(1, 500), 0.0)
+    assert made.busy("a", 0.0)
+    assert made.busy("a", 60.0), "seen ends are waited for"
+    made.first_token(flight, 60.0)
+    assert not made.busy("a", 60.0)
+
+
+def test_short_prefills_are_sent_together() -> None:
+    made = fleet("a")
+    for number in range(7):
+        assert not made.busy("a", 0.0), number
+        send(made, prompt(number, 1), 0.0)  # 16 tokens: 16 ms
+    assert made.busy("a", 0.0)
+
+
+def test_where_no_first_token_is_seen_the_prefill_runs_off_at_the_measured_rate() -> None:
+    made = fleet("a")
+    for number in (1, 2):
+        send(made, prompt(number, 100, streamed=False), 0.0)  # 1.6 s each
+    assert made.busy("a", 3.0)
+    assert not made.busy("a", 3.15)
+
+
+def test_what_another_router_sent_is_waited_for_too() -> None:
+    made = fleet("a")
+    elsewhere = fleet("a")
+    request = prompt(1, 100)
+    made.overhear(Dispatched.of(request, decide(request, elsewhere, 0.0, RNG)), 0.0, 0.05)
+    assert made.busy("a", 1.4)
+    assert not made.busy("a", 1.6)
+
+
+def test_a_failed_flight_gives_its_place_back() -> None:
+    made = fleet("a")
+    flight = send(made, prompt(1, 500), 0.0)
+    made.release(flight, 1.0)
+    made.release(flight, 1.0)
+    assert not made.busy("a", 1.0)
+    assert made.load.backlog("a", RATE, 1.0) == 0.0
+
+
+def test_who_has_least_to_compute_goes_first() -> None:
+    made, queue = fleet("a"), AdmissionQueue(10)
+    warm = prompt(1, 100)
+    made.snapshot("a", Snapshot(1, 2, {Tier.GPU: list(warm.keys)}), 0.0)
+    flight = send(made, prompt(9, 200), 0.0)
+    cold = join(queue, made, prompt(2, 100), 0.0)
+    hit = join(queue, made, warm, 1.0)
+    assert queue.grant(made, 1.0, RNG) is None, "busy"
+    made.first_token(flight, 2.0)
+    granted = queue.grant(made, 2.0, RNG)
+    assert granted is not None
+    assert granted.ticket == hit
+    assert granted.decision is not None
+    assert granted.decision.cached_tokens >= 1_599
+    second = queue.grant(made, 2.0, RNG)
+    assert second is not None
+    assert second.ticket == cold
+    assert len(queue) == 0
+
+
+def test_nobody_is_overtaken_for_ever() -> None:
+    made, queue = fleet("a"), AdmissionQueue(100)
+    cold = join(queue, made, prompt(2, 100), 0.0)  # 1.6 s of prefill: may be overtaken for 1.6 / 0.3 s
+    now = 0.0
+    for number in range(100):
+        join(queue, made, prompt(100 + number, 5), now)
+        granted = queue.grant(made, now, RNG)
+        assert granted is not None
+        if granted.ticket == cold:
+            break
+        now += 0.5
+    assert 4.5 <= now <= 6.0
+
+
+def test_a_request_goes_elsewhere_once_that_is_better_than_to_wait() -> None:
+    made, queue = fleet("a", "b"), AdmissionQueue(10)
+    warm = prompt(1, 100)
+    made.snapshot("a", Snapshot(1, 2, {Tier.GPU: list(warm.keys)}), 0.0)
+    send(made, prompt(1, 101), 0.0)  # keeps a busy, for 16 tokens
+    elsewhere = made.load.dispatch("b", 200.0, 0.0, 0.0)
+    ticket = join(queue, made, warm, 0.0)
+    made.load.report("a", 20_000.0, 1.0)
+    assert queue.grant(made, 1.0, RNG) is None, "b is better and busy, a is busy"
+    made.first_token(elsewhere, 2.0)
+    granted = queue.grant(made, 2.0, RNG)
+    assert granted is not None
+    assert (granted.ticket, granted.decision and granted.decision.replica) == (ticket, "b")
+
+
+def test_a_full_queue_refuses_with_the_time_it_takes_to_drain() -> None:
+    made, queue = fleet("a", "b"), AdmissionQueue(2)
+    for number in (1, 2):
+        join(queue, made, prompt(number, 250), 0.0)
+    with pytest.raises(Exhausted) as refused:
+        join(queue, made, prompt(3, 1), 0.0)
+    assert refused.value.reason == "QUEUE_FULL"
+    assert refused.value.retry_after_s == 4.0, "8,000 tokens at 2 × 1,000/s"
+
+
+def test_who_leaves_is_not_granted_and_frees_a_place() -> None:
+    made, queue = fleet("a"), AdmissionQueue(1)
+    ticket = join(queue, made, prompt(1, 10), 0.0)
+    queue.leave(ticket)
+    queue.leave(ticket)
+    assert queue.grant(made, 0.0, RNG) is None
+    assert queue.drain_s(made) == 0.0
+    join(queue, made, prompt(1, 10), 0.0)
+
+
+def test_a_request_that_no_replica_can_serve_ends_with_the_error() -> None:
+    made, queue = fleet("a"), AdmissionQueue(10)
+    ticket = join(queue, made, Request([], 10, adapter="none"), 0.0)
+    granted = queue.grant(made, 0.0, RNG)
+    assert granted is not None
+    assert granted.ticket == ticket
+    assert isinstance(granted.error, Unavailable)
+    assert len(queue) == 0
+
+
+def test_who_comes_back_from_a_failed_replica_keeps_its_age() -> None:
+    made, queue = fleet("a", aging=1.0), AdmissionQueue(10)
+    join(queue, made, prompt(1, 10), 9.9)
+    returned = join(queue, made, prompt(2, 100), 10.0, since=0.0)
+    granted = queue.grant(made, 10.0, RNG)
+    assert granted is not None
+    assert granted.ticket == returned
