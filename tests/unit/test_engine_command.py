@@ -71,6 +71,14 @@ def test_vllm_without_gpus_runs_on_one_cpu_thread() -> None:
     assert command.env["HF_HUB_OFFLINE"] == "1"
 
 
+def test_vllm_on_the_cpu_is_one_process_unless_it_needs_more() -> None:
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    assert VLLM.command(REQUEST).env[name] == "0"
+    assert name not in VLLM.command(replace(REQUEST, tensor_parallel=2)).env
+    assert name not in VLLM.command(replace(REQUEST, data_parallel=2)).env
+    assert name not in VLLM.command(replace(REQUEST, gpu_indices=(0,))).env
+
+
 def test_vllm_with_gpus_sees_only_its_own() -> None:
     command = VLLM.command(replace(REQUEST, gpu_indices=(2, 3), tensor_parallel=2, model="org/model"))
     assert command.env["CUDA_VISIBLE_DEVICES"] == "2,3"

@@ -12,6 +12,9 @@ _CPU_ENV = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
+# A worker process of its own spins on shared memory while it waits, and the engine core while that computes. Where
+# cores are scarce this is dear: three replicas on two cores serve 1.26 times as much with both in one process.
+_ONE_PROCESS_ENV = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 _ENV = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 _CPU_BLOCK_SIZE = 32
 """CPU attention takes multiples of 32 only."""
@@ -58,5 +61,6 @@ def _environment(request: LaunchRequest) -> dict[str, str]:
     if request.model.startswith(("/", "./")):
         env["HF_HUB_OFFLINE"] = "1"
     if on_cpu(request):
-        return env | _CPU_ENV
+        alone = request.tensor_parallel == request.data_parallel == 1 and request.gang is None
+        return env | _CPU_ENV | (_ONE_PROCESS_ENV if alone else {})
     return env | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, request.gpu_indices)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
