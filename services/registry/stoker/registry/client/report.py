@@ -20,10 +20,12 @@ from stoker.common.tls import Tls
 from stoker.registry.client.events import AgentEvent, AssignmentsChanged, Connected, Disconnected, ResyncWanted
 from stoker.registry.core import rendezvous
 from stoker.registry.core.outbox import Outbox
+from stoker.registry.core.places import Places
 
 log = structlog.get_logger(__name__)
 
 _HELLO_TIMEOUT_S = 5.0
+_HEALTH_S = 3.0
 
 # In heartbeat intervals, each a third of the lease. Beats come early enough to be heard before every renewal.
 # Each is answered, so silence means that the registry is gone or stuck; half the lease is left to move.
@@ -46,9 +48,10 @@ class ReportSession:
 
     Publishing never blocks and never fails: what is published goes out when a registry hears, the newest value
     of each member and load, every step of each digest. After a change of registry all members are told again
-    and `ResyncWanted` asks for a snapshot of each digest ever published. Use it as an async context manager;
-    iterate `events()` from one task. Ends without farewell, so that the node outlives a restart of its agent;
-    `goodbye` says farewell first.
+    and `ResyncWanted` asks for a snapshot of each digest ever published. It returns to the registry that comes
+    first for this node once that serves again, and looks after `return_s` to three times as many seconds. Use it as
+    an async context manager; iterate `events()` from one task. Ends without farewell, so that the node outlives a
+    restart of its agent; `goodbye` says farewell first.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class ReportSession:
         node: common_pb2.Node,
         *,
         lease_id: int = 0,
+        return_s: float = 60.0,
         tls: Tls | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -69,6 +73,8 @@ class ReportSession:
         self.connected = asyncio.Event()
         """Set while a registry has admitted this agent."""
         self._endpoints = rendezvous.order(node.node_id, endpoints)
+        self._places = Places(len(self._endpoints))
+        self._return_s = return_s
         self._tls = tls
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._backoff = Backoff(first_s=0.1, max_s=3.0)
@@ -172,14 +178,14 @@ class ReportSession:
         await self.close()
 
     async def _run(self) -> None:
-        attempt = 0
         while self._fatal is None and not self._left.is_set():
-            endpoint = self._endpoints[attempt % len(self._endpoints)]
+            endpoint, homeward = self._endpoints[self._places.at], False
             try:
                 async with rpc.channel(endpoint, self._tls) as channel:
-                    await self._stream(endpoint, channel)
-                because = "it said goodbye"
-                self._left.set()
+                    homeward = await self._stream(endpoint, channel)
+                because = "the registry of its own serves again" if homeward else "it said goodbye"
+                if not homeward:
+                    self._left.set()
             except grpc.aio.AioRpcError as error:
                 failure = rpc.error_from(error)
                 because = failure.message
@@ -191,14 +197,17 @@ class ReportSession:
             except Exception as error:  # an agent that stays silent would lose its node
                 log.exception("report.failed", endpoint=endpoint)
                 because = repr(error)
-            if self.connected.is_set():
+            served = self.connected.is_set()
+            if served:
                 self.connected.clear()
-                attempt = 0
                 self._tell(Disconnected(endpoint, because))
+            if homeward:
+                log.info("report.returns", endpoint=endpoint, because=because)
+                self._places.go_home()
+                continue
             log.warning("report.lost", endpoint=endpoint, because=because)
-            attempt += 1
-            rounds, rest = divmod(attempt, len(self._endpoints))
-            if not rest and self._fatal is None:
+            rounds = self._places.lost(served=served)
+            if rounds and self._fatal is None:
                 await asyncio.sleep(self._backoff.delay_s(rounds - 1, self._rng))
 
     def _judge(self, failure: StokerError) -> None:
@@ -209,7 +218,8 @@ class ReportSession:
             self._fatal = InvalidRequest(failure.message, reason=failure.reason, fields=failure.fields)
         self._inbox.set()
 
-    async def _stream(self, endpoint: str, channel: grpc.aio.Channel) -> None:
+    async def _stream(self, endpoint: str, channel: grpc.aio.Channel) -> bool:
+        """Report to one registry. False at its end after a goodbye, True to go home; raises why it ended else."""
         stub: registry_pb2_grpc.RegistryServiceAsyncStub = registry_pb2_grpc.RegistryServiceStub(channel)
         call = stub.Report()
         try:
@@ -225,23 +235,38 @@ class ReportSession:
             for replica_id in resyncs:
                 self._want_resync(replica_id)
             log.info("report.admitted", endpoint=endpoint, lease=f"{self.lease_id:x}")
-            await self._converse(call)
+            return await self._converse(call)
         finally:
             call.cancel()
 
-    async def _converse(self, call: _Call) -> None:
+    async def _converse(self, call: _Call) -> bool:
         reader = asyncio.create_task(self._read_all(call))
         writer = asyncio.create_task(self._write_all(call))
+        homeward = asyncio.create_task(self._until_home_serves())
+        tasks = (reader, writer, homeward)
         try:
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if homeward.done() and not (reader.done() or writer.done() or self._leaving):
+                homeward.result()
+                return True
             if not reader.done():
-                writer.result()
+                await writer
             # Its error says why the stream ended; the writer only knows that it has.
             await reader
         finally:
-            for task in (reader, writer):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return False
+
+    async def _until_home_serves(self) -> None:
+        """Returns when this registry is not the one preferred, and that one serves; looks seldom, not in step."""
+        if self._places.at == 0:
+            await asyncio.Event().wait()
+        while True:
+            await asyncio.sleep(self._return_s * (1 + 2 * self._rng.random()))
+            if await rpc.wait_serving(self._endpoints[0], _HEALTH_S, self._tls):
+                return
 
     def _hello(self) -> registry_pb2.Hello:
         return registry_pb2.Hello(node=self.node, lease_id=self.lease_id, members=self._outbox.members.values())
