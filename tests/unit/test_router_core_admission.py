@@ -79,13 +79,25 @@ def test_what_another_router_sent_is_waited_for_too() -> None:
     assert not made.busy("a", 1.6)
 
 
-def test_a_failed_flight_gives_its_place_back() -> None:
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_failed_flight_gives_its_place_back(streamed: bool) -> None:
     made = fleet("a")
-    flight = send(made, prompt(1, 500), 0.0)
+    flight = send(made, prompt(1, 500, streamed=streamed), 0.0)
     made.release(flight, 1.0)
     made.release(flight, 1.0)
     assert not made.busy("a", 1.0)
     assert made.load.backlog("a", RATE, 1.0) == 0.0
+
+
+def test_what_ends_before_its_time_leaves_those_behind_it_their_own() -> None:
+    made = fleet("a")
+    refused = send(made, prompt(9, 25_000, streamed=False), 0.0)  # 400 s
+    behind = send(made, prompt(2, 100, streamed=False), 0.0)
+    assert made.load.backlog("a", RATE, 0.5) == pytest.approx(401.1)
+    made.release(refused, 0.5)
+    assert made.load.backlog("a", RATE, 0.5) == pytest.approx(1.6)
+    made.release(behind, 0.7)
+    assert made.load.backlog("a", RATE, 0.7) == 0.0
 
 
 def test_who_has_least_to_compute_goes_first() -> None:

@@ -76,6 +76,16 @@ async def test_no_request_looks_like_load_without_bound(bench: Bench) -> None:
     assert plan.request.output_tokens < 2**32
 
 
+async def test_no_guess_is_longer_than_a_prompt_can_be(bench: Bench) -> None:
+    (pool,) = bench.view.pools.values()
+    huge = [[1, "x"]] * pool.max_model_len
+    for policy in ("stoker", "round_robin"):
+        plan = await bench.plan(policy, prompt=huge)
+        assert plan.tokens is None
+        assert plan.request.prompt_tokens == pool.max_model_len
+        assert len(plan.request.keys) <= pool.max_model_len // pool.block_size
+
+
 async def test_a_text_that_shall_be_cut_is_tokenized_only_up_to_a_bound(bench: Bench) -> None:
     for pool in bench.view.pools.values():
         assert pool.max_model_len > 0

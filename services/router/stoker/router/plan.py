@@ -92,7 +92,7 @@ class Planner:
         request = core.Request(
             # Keys over bytes are forgotten within seconds; a session's home stays.
             keys=() if session and read.source == BYTES else read.keys,
-            prompt_tokens=read.tokens,
+            prompt_tokens=_counted(read, pool),
             block_size=pool.block_size,
             output_tokens=0 if tokenizes else min(output * prompt.choices, _MOST_OUTPUT_TOKENS),
             adapter=adapter,
@@ -118,6 +118,13 @@ class Planner:
         return read
 
 
+def _counted(read: _Read, pool: Pool) -> int:
+    # An estimate that no engine would take must not make its replica look busy for minutes.
+    if read.source == TOKENS or not pool.max_model_len:
+        return read.tokens
+    return min(read.tokens, pool.max_model_len)
+
+
 def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter: str) -> _Read:
     """Tokens and keys where possible, keys over bytes otherwise."""
     why = prompt.unreadable
@@ -136,6 +143,9 @@ def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter:
                 return _Read(keys, tokens, TOKENS)
             why = "no_tokenizer"
     raw = _canonical(prompt)
+    if pool.max_model_len:
+        # What is beyond is no prompt: it is an image, or will be refused.
+        raw = raw[: _BYTES_PER_TOKEN * pool.max_model_len]
     units = array("I", raw + b"\0" * (-len(raw) % 4))
     root = root_key(pool.model + _BYTES_DOMAIN, lora=adapter, cache_salt=prompt.cache_salt)
     return _Read(block_keys(units, pool.block_size, root), max(1, len(units)), BYTES, why)

@@ -41,9 +41,10 @@ class _Account:
         del self.overheard[: bisect_right(self.overheard, (at, float("inf")))]
         self.others = sum(tokens for _, tokens in self.overheard)
 
-    def drain(self, seconds: float, now: float) -> None:
-        """Count prefill whose end nobody will tell."""
+    def drain(self, seconds: float, now: float) -> float:
+        """Count prefill whose end nobody will tell; returns when it will be done."""
         self.drained_at = max(self.drained_at, now) + seconds
+        return self.drained_at
 
     def change(self, tokens: float, now: float) -> None:
         self.own += tokens
@@ -61,6 +62,8 @@ class _Flight:
     prefill: float
     kv: float
     pending: float  # the part of the account's that is this flight's
+    drains_s: float = 0.0
+    drained_at: float = 0.0
 
 
 class LoadLedger:
@@ -115,11 +118,12 @@ class LoadLedger:
         flight = self._next
         self._next += 1
         account = self._accounts.setdefault(replica, _Account())
-        if drains_s is not None:
-            account.drain(drains_s, now)
-        seen = prefill if drains_s is None else 0.0
-        account.pending += seen
-        self._flights[flight] = _Flight(account, prefill, kv, seen)
+        if drains_s is None:
+            held = _Flight(account, prefill, kv, prefill)
+        else:
+            held = _Flight(account, prefill, kv, 0.0, drains_s, account.drain(drains_s, now))
+        account.pending += held.pending
+        self._flights[flight] = held
         account.change(prefill + kv, now)
         return flight
 
@@ -137,6 +141,9 @@ class LoadLedger:
         if held:
             held.account.change(-(held.prefill + held.kv), now)
             held.account.pending -= held.pending
+            if held.drained_at > now:
+                # Done before its time, or refused: those behind it are as much earlier.
+                held.account.drained_at -= min(held.drains_s, held.drained_at - now)
 
     def overhear(self, replica: str, tokens: float, at: float, now: float, *, drains_s: float = 0.0) -> None:
         """Count what another router dispatched at `at`, unless a report has it or it has aged by `now`.
