@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import ssl
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,8 +154,28 @@ async def shown_by(endpoint: str, context: ssl.SSLContext) -> bytes:
     return ssl.DER_cert_to_PEM_cert(shown).encode()
 
 
-def ended(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+def ended(command: list[str], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **(environment or {})}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
+
+
+async def test_the_command_line_and_health_checks_show_a_certificate(fleet: Secured, tmp_path: Path) -> None:
+    known = {**fleet.files.environment(), "STOKER_HOME": str(tmp_path)}
+    stoker = str(BIN / "stoker")
+    status = [stoker, "status", "--registry", fleet.registry.endpoint, "-o", "json"]
+    explain = [stoker, "explain", "The boiler wants coal.", "--router", fleet.grpc_target, "-o", "json"]
+    logs = [stoker, "logs", "tiny-0", "--registry", fleet.registry.endpoint, "-o", "json"]
+    health = [sys.executable, "-m", "stoker.common.health", fleet.agent.endpoint]
+    for command in (status, explain, logs, health):
+        done = await asyncio.to_thread(ended, command, known)
+        assert done.returncode == 0, (command, done.stderr)
+    for command, refused in ((status, 3), (health, 1)):
+        assert (await asyncio.to_thread(ended, command)).returncode == refused
+    absent = {**known, "STOKER_TLS_KEY": str(tmp_path / "absent.pem")}
+    for command, wrong in ((status, 1), (health, 2)):
+        done = await asyncio.to_thread(ended, command, absent)
+        assert done.returncode == wrong
+        assert f"STOKER_TLS_KEY: cannot read {tmp_path / 'absent.pem'}" in done.stderr
 
 
 async def test_what_cannot_be_used_ends_the_process_with_its_name(fleet: Secured, tmp_path: Path) -> None:
