@@ -1,6 +1,6 @@
 """Replay a Mooncake trace through the router's core in simulated time.
 
-    python bench/mooncake.py PATH/mooncake_synthetic_trace.jsonl [-o json] [--front] [--routers 2]
+    python bench/mooncake.py PATH/mooncake_synthetic_trace.jsonl [-o json] [--front] [--routers 2] [--at-once]
 
 Seven replicas serve first come, first served, at 15,000 uncached prompt tokens/s plus 20 ms a request.
 `--generated` replays seeded conversations that all begin with one long system prompt instead of a trace.
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("trace", nargs="?", type=Path, help="mooncake_synthetic_trace.jsonl")
     parser.add_argument("--generated", action="store_true", help="one long system prompt before everything")
     parser.add_argument("--front", action="store_true", help="hit rate against wait over epsilon and floor")
+    parser.add_argument("--at-once", action="store_true", help="nobody waits in a router")
     parser.add_argument("--routers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
@@ -68,6 +69,8 @@ def front(jobs: list[Job], options: argparse.Namespace) -> list[dict[str, object
 
 
 def _run(jobs: list[Job], blocks: int, policy: str, config: RoutingConfig, options: argparse.Namespace) -> Outcome:
+    if options.at_once:
+        config = replace(config, hold_s=float("inf"))
     return replay(
         jobs,
         replicas=REPLICAS,

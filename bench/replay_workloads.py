@@ -1,10 +1,10 @@
 """Replay the routing workloads over three replicas with small caches, in simulated time.
 
-    python bench/replay_workloads.py [-o json] [--rate 2000] [--routers 2 [--silent]] [--seeds 5]
+    python bench/replay_workloads.py [-o json] [--rate 2000] [--clients 6] [--at-once] [--routers 2 [--silent]]
 
 As in the end-to-end run: 300 blocks of 32 tokens a replica, 6 closed-loop clients, continuous batching,
 two cores under three replicas. One token a word; `--rate` is one replica's prefill speed on a free core. With
-`--silent` routers do not announce their dispatches to each other.
+`--silent` routers do not announce their dispatches to each other; with `--at-once` nobody waits in a router.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from statistics import mean
 from stoker.bench.replay import Delays, Hardware, pooled_hit_rate, replay
 from stoker.bench.traces import workload_jobs
 from stoker.bench.workloads import WORKLOADS
+from stoker.router.core import RoutingConfig
 
-REPLICAS, CLIENTS, BLOCKS = 3, 6, 300
+REPLICAS, BLOCKS = 3, 300
 
 
 def hardware(rate: float) -> Hardware:
@@ -33,22 +34,22 @@ def hardware(rate: float) -> Hardware:
     )
 
 
-def figures(
-    workload: str, policy: str, seeds: int, rate: float = 2_000.0, routers: int = 1, silent: bool = False
-) -> dict[str, object]:
+def figures(workload: str, policy: str, options: argparse.Namespace) -> dict[str, object]:
+    config = RoutingConfig(hold_s=float("inf")) if options.at_once else RoutingConfig()
     outcomes, pooled = [], []
-    for seed in range(seeds):
+    for seed in range(options.seeds):
         jobs = workload_jobs(WORKLOADS[workload](seed))
         pooled.append(pooled_hit_rate(jobs, REPLICAS * BLOCKS))
         outcomes.append(
             replay(
                 jobs,
                 replicas=REPLICAS,
-                hardware=hardware(rate),
+                hardware=hardware(options.rate),
                 policy=policy,
-                delays=Delays(announce_s=None) if silent else None,
-                clients=CLIENTS,
-                routers=routers,
+                config=config,
+                delays=Delays(announce_s=None) if options.silent else None,
+                clients=options.clients,
+                routers=options.routers,
                 seed=seed,
             )
         )
@@ -66,16 +67,14 @@ def figures(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=2_000.0)
+    parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--at-once", action="store_true", help="send every request as soon as it is decided")
     parser.add_argument("--routers", type=int, default=1)
     parser.add_argument("--silent", action="store_true", help="routers do not announce dispatches to each other")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
-    rows = [
-        figures(workload, policy, options.seeds, options.rate, options.routers, options.silent)
-        for workload in WORKLOADS
-        for policy in ("round_robin", "stoker")
-    ]
+    rows = [figures(workload, policy, options) for workload in WORKLOADS for policy in ("round_robin", "stoker")]
     if options.output == "json":
         print(json.dumps(rows, indent=2))
         return
