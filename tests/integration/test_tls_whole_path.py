@@ -25,7 +25,7 @@ from stoker.common.tls import ServerTlsConfig, Tls, TlsConfig
 from stoker.registry.client import RegistryClient
 from stoker.router.app import RouterApp
 from stoker.router.config import RouterConfig
-from tests.support.agents import BIN, Agent, Registry, until
+from tests.support.agents import BIN, Agent, Registry, Service, until
 from tests.support.certificates import Authority, Files
 from tests.support.etcd import EtcdServer
 from tests.support.fleet import SPEC_ARGS, all_ready, assign
@@ -144,6 +144,16 @@ async def test_every_process_takes_what_was_renewed(fleet: Secured) -> None:
     await until("registry and agent show the renewed certificate", show_renewed, within_s=tls.POLL_S + 10)
     fleet.secure.look()
     await test_grpc_from_client_to_engine(fleet)
+    await until("the registry calls etcd with it", lambda: taken(fleet.registry, "etcd.certificate") == 2)
+    async with RegistryClient([fleet.registry.endpoint], tls=fleet.secure) as client:
+        assert (await client.drain_node("node-a")) == ("tiny-0", "tiny-1")
+        await client.drain_node("node-a", undo=True)
+
+
+def taken(service: Service, setting: str) -> int:
+    """How often a service took what the files of a setting held."""
+    said = [json.loads(line) for line in service.log.read_text().splitlines() if line.startswith("{")]
+    return sum(entry["event"] == "tls.taken" and entry["setting"] == setting for entry in said)
 
 
 async def shown_by(endpoint: str, context: ssl.SSLContext) -> bytes:

@@ -84,6 +84,7 @@ class Tls:
         self._context: ssl.SSLContext | None = None
         self._warned_at: dict[str, float] = {}
         self._failures = 0
+        self._on_renewal: Callable[[Tls], None] = lambda _: None
         self.generation = 0
         """Rises whenever the files held something new."""
         self._take(_read(config, setting))
@@ -116,6 +117,15 @@ class Tls:
         held = self._material
         return grpc.ssl_channel_credentials(held.ca or None, held.key or None, held.chain or None)
 
+    def client_pem(self) -> tuple[bytes, bytes | None, bytes | None]:
+        """Authorities, chain and key for a client that takes PEM; the latter two None where there are none."""
+        held = self._material
+        return held.ca, held.chain or None, held.key or None
+
+    def on_renewal(self, callback: Callable[[Tls], None]) -> None:
+        """Have `callback` called, on the event loop that follows, when the files have come to hold something new."""
+        self._on_renewal = callback
+
     def client_context(self) -> ssl.SSLContext:
         """For a connection that is not gRPC's, with what the files hold now."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -141,7 +151,10 @@ class Tls:
         """Take what the files come to hold, and warn before it ends, for ever."""
         while True:
             await asyncio.sleep(POLL_S)
+            before = self.generation
             await asyncio.to_thread(self.look)
+            if self.generation != before:
+                self._on_renewal(self)
 
     def look(self) -> None:
         """Read the files once more. What cannot be used is not taken: the certificate in use stays."""
@@ -209,12 +222,17 @@ def ends_soon(validity: Validity, now: float) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def following(config: ServerTlsConfig, setting: str = "tls") -> AsyncIterator[Tls | None]:
-    """The certificates of a service, kept up to date while the block runs; None where it speaks plain text."""
+async def following(
+    config: ServerTlsConfig, setting: str = "tls", *, serves: bool = True
+) -> AsyncIterator[Tls | None]:
+    """The certificates of a service, kept up to date while the block runs; None where it speaks plain text.
+
+    Not `serves`: they are for calls alone, which need no certificate of their own.
+    """
     if config == type(config)():
         yield None
         return
-    if not config.certificate:
+    if serves and not config.certificate:
         raise ConfigError(f"{setting}.certificate: is missing, so callers would be served in plain text; name a file")
     tls = Tls(config, setting)
     task = asyncio.create_task(tls.follow(), name=f"follow {setting}")

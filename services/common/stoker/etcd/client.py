@@ -73,6 +73,12 @@ class EtcdClient:
             await self.close()
             raise
 
+    def renew(self, tls: Tls) -> None:
+        """Use other certificates from now on, without a break: calls under way end, watches and leases go on."""
+        self._tls = tls
+        if self._transport_or_none is not None:
+            self._transport_or_none.renew(tls)
+
     async def close(self) -> None:
         """End watches and background renewals, and close the channels. Leases are left to expire."""
         for watch in tuple(self._watches):

@@ -30,7 +30,9 @@ class _Stream:
         # Each lease's waiters, oldest first: etcd answers in the order it was asked.
         self._waiting: dict[int, list[asyncio.Future[float]]] = defaultdict(list)
         self._call = connection.lease.LeaseKeepAlive(self._outgoing(), metadata=wire.HAS_LEADER)
+        connection.stream_opened()
         self._reader = asyncio.create_task(self._read(), name=f"etcd renewals at {connection.address}")
+        self._reader.add_done_callback(lambda _: connection.stream_ended())
 
     @property
     def ended(self) -> bool:

@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 # A response larger than this is refused. Ranges are read in pages and watches in fragments, well below it.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
+_CALLS_END_S = 30.0
+
 _OPTIONS: list[tuple[str, Any]] = [
     # A half-open connection is dead within 13 s, also between calls.
     ("grpc.keepalive_time_ms", 10_000),
@@ -74,6 +76,12 @@ class Connection:
 
     def __init__(self, address: str, tls: Tls | None) -> None:
         self.address = address
+        self.replaced = False
+        """Whether another, with newer certificates, has taken its place: streams on it are to move there."""
+        self.idle = asyncio.Event()
+        """Set while no stream is open on it."""
+        self.idle.set()
+        self._streams = 0
         if tls is None:
             self.channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         else:
@@ -84,6 +92,17 @@ class Connection:
         self.lease = wire.stubs.LeaseStub(self.channel)
         self.watch = wire.stubs.WatchStub(self.channel)
         self.maintenance = wire.stubs.MaintenanceStub(self.channel)
+
+    def stream_opened(self) -> None:
+        """A stream uses this connection; `stream_ended` must follow."""
+        self._streams += 1
+        self.idle.clear()
+
+    def stream_ended(self) -> None:
+        """A stream uses it no more."""
+        self._streams -= 1
+        if not self._streams:
+            self.idle.set()
 
 
 class CallFailed(Exception):
@@ -121,7 +140,9 @@ class Transport:
     def __init__(
         self, endpoints: Sequence[str], tls: Tls | None, *, attempt_timeout_s: float, rng: random.Random
     ) -> None:
+        self._addresses = tuple(endpoints)
         self._connections = [Connection(address, tls) for address in endpoints]
+        self._closing: dict[asyncio.Task[None], Connection] = {}
         self._endpoints = Endpoints(len(endpoints), rng.randrange(len(endpoints)))
         self.attempt_timeout_s = attempt_timeout_s
         self._rng = rng
@@ -130,8 +151,19 @@ class Transport:
         """The endpoint to use now."""
         return self._connections[self._endpoints.pick(_now())]
 
+    def renew(self, tls: Tls) -> None:
+        """Connect with other certificates from now on; what is under way on the old connections ends in peace."""
+        replaced, self._connections = self._connections, [Connection(address, tls) for address in self._addresses]
+        for connection in replaced:
+            connection.replaced = True
+            task = asyncio.create_task(_close_in_peace(connection), name=f"close {connection.address}")
+            self._closing[task] = connection
+            task.add_done_callback(self._closing.pop)
+
     def failed(self, connection: Connection, failure: Failure) -> None:
         """Avoid this endpoint for a while."""
+        if connection.replaced:
+            return
         index = self._connections.index(connection)
         before = self._endpoints.failures(index)
         if not before:
@@ -141,6 +173,8 @@ class Transport:
 
     def worked(self, connection: Connection) -> None:
         """Trust this endpoint again."""
+        if connection.replaced:
+            return
         index = self._connections.index(connection)
         if self._endpoints.failures(index):
             log.info("etcd endpoint works again", endpoint=connection.address)
@@ -194,7 +228,17 @@ class Transport:
 
     async def close(self) -> None:
         """Close every channel; calls in flight fail."""
-        await asyncio.gather(*(connection.channel.close() for connection in self._connections))
+        for task in self._closing:
+            task.cancel()
+        every = [*self._connections, *self._closing.values()]
+        await asyncio.gather(*(connection.channel.close() for connection in every))
+
+
+async def _close_in_peace(connection: Connection) -> None:
+    # Longer than any single call; streams move at their next sign of life.
+    await asyncio.sleep(_CALLS_END_S)
+    await connection.idle.wait()
+    await connection.channel.close()
 
 
 def _gave_up(what: str, failure: Failure, connection: Connection, timeout: float) -> EtcdError:

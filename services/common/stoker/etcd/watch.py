@@ -175,6 +175,7 @@ class Watch:
         """Watch at one endpoint from where we are, until it fails (CallFailed) or history ends (_Reload)."""
         await self._check_history(connection)
         call = connection.watch.Watch(metadata=wire.HAS_LEADER)
+        connection.stream_opened()
         try:
             async with asyncio.timeout(self._times.silence_s):
                 await call.write(self._create_request())
@@ -186,6 +187,7 @@ class Watch:
         except asyncio.InvalidStateError as error:
             raise CallFailed.timeout("the watch stream has ended") from error
         finally:
+            connection.stream_ended()
             call.cancel()
 
     async def _check_history(self, connection: Connection) -> None:
@@ -219,6 +221,8 @@ class Watch:
         reading = asyncio.ensure_future(call.read())
         try:
             while True:
+                if connection.replaced:
+                    raise CallFailed.timeout("certificates were renewed")
                 now = _now()
                 if now >= ask_at:
                     async with asyncio.timeout(self._times.silence_s):

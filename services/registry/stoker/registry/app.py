@@ -10,17 +10,15 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
 from stoker.api.registry.v1 import registry_pb2_grpc
 from stoker.common import metrics, rpc, service, tls
-from stoker.common.errors import StokerError
-from stoker.common.tls import Tls
+from stoker.common.tls import Tls, TlsConfig
 from stoker.etcd import EtcdClient, EtcdUnavailable
 from stoker.etcd import Tls as EtcdTls
-from stoker.registry.config import EtcdConfig, RegistryConfig
+from stoker.registry.config import RegistryConfig
 from stoker.registry.deployments import DeploymentStore
 from stoker.registry.hub import Hub
 from stoker.registry.leaders import LeaderStore
@@ -44,17 +42,29 @@ class Registry:
 @asynccontextmanager
 async def running(config: RegistryConfig) -> AsyncIterator[Registry]:
     """A registry for as long as the block runs; it serves as soon as it has read etcd."""
-    async with tls.following(config.tls) as secure, _serving(config, secure) as registry:
+    files = config.etcd
+    to_etcd = TlsConfig(certificate=files.certificate, key=files.key, ca=files.ca)
+    async with (
+        tls.following(config.tls) as secure,
+        tls.following(to_etcd, "etcd", serves=False) as secure_etcd,
+        _serving(config, secure, secure_etcd) as registry,
+    ):
         yield registry
 
 
 @asynccontextmanager
-async def _serving(config: RegistryConfig, secure: Tls | None) -> AsyncIterator[Registry]:
+async def _serving(config: RegistryConfig, secure: Tls | None, secure_etcd: Tls | None) -> AsyncIterator[Registry]:
     server = rpc.RpcServer.bind(config.listen, [SERVICE], tls=secure)
     if not config.registry_id:
         host = config.listen.rpartition(":")[0] or socket.gethostname()
         config = dataclasses.replace(config, registry_id=f"{host}:{server.port}#{os.getpid()}")
-    etcd = EtcdClient(config.etcd.endpoints, tls=_etcd_tls(config.etcd), call_timeout_s=config.etcd.call_timeout_s)
+    etcd = EtcdClient(
+        config.etcd.endpoints,
+        tls=_for_etcd(secure_etcd) if secure_etcd is not None else None,
+        call_timeout_s=config.etcd.call_timeout_s,
+    )
+    if secure_etcd is not None:
+        secure_etcd.on_renewal(lambda renewed: etcd.renew(_for_etcd(renewed)))
     hub = Hub(etcd, config)
     servicer = RegistryServicer(
         hub,
@@ -126,17 +136,9 @@ async def _connect(etcd: EtcdClient) -> None:
             await asyncio.sleep(0.5)
 
 
-def _etcd_tls(config: EtcdConfig) -> EtcdTls | None:
-    if not config.ca:
-        return None
-    try:
-        return EtcdTls.from_files(
-            Path(config.ca),
-            Path(config.certificate) if config.certificate else None,
-            Path(config.key) if config.key else None,
-        )
-    except OSError as error:
-        raise StokerError(f"etcd certificate: {error}; check the paths under `etcd`", reason="BAD_CONFIG") from error
+def _for_etcd(secure: Tls) -> EtcdTls:
+    ca, certificate, key = secure.client_pem()
+    return EtcdTls(ca, certificate, key)
 
 
 if __name__ == "__main__":
