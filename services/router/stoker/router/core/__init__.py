@@ -28,9 +28,11 @@ explain=True) is all that Explain shows.
 
 from stoker.router.core.admission import RETRY_S, AdmissionQueue, Grant
 from stoker.router.core.decide import POLICIES, ROUND_ROBIN, STOKER, decide
+from stoker.router.core.fairness import Fairness
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.health import Health, HealthConfig, Outcome
 from stoker.router.core.index import BlockIndex
+from stoker.router.core.limits import TenantLimits, TenantMeter
 from stoker.router.core.load import LoadLedger
 from stoker.router.core.retry import RetryBudget
 from stoker.router.core.ring import Ring
@@ -61,6 +63,7 @@ __all__ = [
     "Decision",
     "Delta",
     "Dispatched",
+    "Fairness",
     "Fleet",
     "Grant",
     "Health",
@@ -77,6 +80,8 @@ __all__ = [
     "Snapshot",
     "Speculation",
     "Sync",
+    "TenantLimits",
+    "TenantMeter",
     "Tier",
     "decide",
 ]

@@ -1,26 +1,31 @@
 """Requests that wait in the router because the replica they want is busy.
 
 An engine serves its queue in order of arrival; what was sent can neither be reordered nor sent elsewhere. So a
-replica is sent what keeps it busy and no more, and the rest waits here: each time a replica has room, the one goes
-that has least to compute there, by what the caches hold by then. Waiting counts against computing, so nobody is
-overtaken for ever: after w seconds only those go first whose prefill is shorter by more than `aging` · w.
+replica is sent what keeps it busy and no more, and the rest waits here: each time a replica has room, one goes.
+Higher priority goes first; within one, a tenant that is due; within those, whoever has least to compute, by what the
+caches hold by then. Waiting counts against computing, so nobody is overtaken for ever by its like: after w seconds
+only those go first whose prefill is shorter by more than `aging` · w. Where all of one kind want replicas without
+room, the next kind is asked: room is never left idle for order's sake.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
 from stoker.common.errors import Exhausted, StokerError
 from stoker.router.core.decide import decide
+from stoker.router.core.fairness import Fairness
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.values import Decision, Request
 
 RETRY_S = 0.05
 """Ask for grants at least this often while requests wait: room can come by time alone, or by a report."""
 
-# Of those that wait, so many of the oldest are considered at a time: the cost of a grant is bounded.
+# Of those that wait, so many are considered at a time: the cost of a grant is bounded.
 _WINDOW = 32
 
 
@@ -35,6 +40,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
+    ticket: int
     request: Request
     policy: str
     since: float
@@ -43,9 +49,13 @@ class _Waiting:
 class AdmissionQueue:
     """The requests of one pool that wait for a replica with room, at most `limit`."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, fairness: Fairness | None = None) -> None:
+        """`fairness` outlives the queue, which may exist only while somebody waits."""
         self._limit = limit
+        self._fairness = fairness or Fairness(slack=0.0)
         self._waiting: dict[int, _Waiting] = {}
+        self._bands: dict[int, dict[str, dict[int, _Waiting]]] = {}  # priority → tenant → in order of arrival
+        self._refused: list[Grant] = []
         self._next = 1
         self._prompt_tokens = 0
 
@@ -58,23 +68,50 @@ class AdmissionQueue:
         Raises Exhausted (reason QUEUE_FULL), with the time in which those that wait can be computed.
         """
         if len(self._waiting) >= self._limit:
-            raise Exhausted(
-                f"{len(self._waiting)} requests wait for a replica of this model, as many as may; "
-                "try again later, or scale the deployment up",
-                reason="QUEUE_FULL",
-                retry_after_s=max(0.1, self.drain_s(fleet)),
-            )
+            self._make_room(request.tenant, self._full(fleet))
         ticket = self._next
         self._next += 1
-        self._waiting[ticket] = _Waiting(request, policy, now if since is None else since)
+        waiting = _Waiting(ticket, request, policy, now if since is None else since)
+        band = self._bands.setdefault(request.priority, {})
+        if request.tenant not in band:
+            self._fairness.arrive(request.tenant, band)
+            band[request.tenant] = {}
+        band[request.tenant][ticket] = waiting
+        self._waiting[ticket] = waiting
         self._prompt_tokens += request.prompt_tokens
         return ticket
+
+    def _full(self, fleet: Fleet) -> Exhausted:
+        return Exhausted(
+            f"{len(self._waiting)} requests wait for a replica of this model, as many as may; "
+            "try again later, or scale the deployment up",
+            reason="QUEUE_FULL",
+            retry_after_s=max(0.1, self.drain_s(fleet)),
+        )
+
+    def _make_room(self, tenant: str, full: Exhausted) -> None:
+        """The last to come of the tenant with most waiting gives its place up; raises `full` where that is `tenant`."""
+        counts = Counter(waiting.request.tenant for waiting in self._waiting.values())
+        greedy, most = counts.most_common(1)[0]
+        if counts[tenant] + 1 >= most:
+            raise full
+        last = next(ticket for ticket, w in reversed(self._waiting.items()) if w.request.tenant == greedy)
+        self.leave(last)
+        self._refused.append(Grant(last, error=full))
 
     def leave(self, ticket: int) -> None:
         """Wait no longer: granted, cancelled or timed out. Harmless when repeated."""
         gone = self._waiting.pop(ticket, None)
-        if gone is not None:
-            self._prompt_tokens -= gone.request.prompt_tokens
+        if gone is None:
+            return
+        self._prompt_tokens -= gone.request.prompt_tokens
+        band = self._bands[gone.request.priority]
+        del band[gone.request.tenant][ticket]
+        if not band[gone.request.tenant]:
+            del band[gone.request.tenant]
+            self._fairness.depart(gone.request.tenant)
+        if not band:
+            del self._bands[gone.request.priority]
 
     def drain_s(self, fleet: Fleet) -> float:
         """Return how long the fleet takes to compute all that wait, if nothing is cached, in seconds."""
@@ -82,25 +119,56 @@ class AdmissionQueue:
         return self._prompt_tokens / rate if rate else 1.0
 
     def grant(self, fleet: Fleet, now: float, rng: Random, *, explain: bool = False) -> Grant | None:
-        """Take the request that goes next out of the queue; None while all must wait.
+        """Take the request that goes next out of the queue, or that must go for others; None while all must wait.
 
         The caller dispatches it, then asks again: each grant changes the load that the next one sees.
         """
-        best: tuple[float, int, Decision] | None = None
-        for ticket, waiting in islice(self._waiting.items(), _WINDOW):
-            try:
-                decision = decide(waiting.request, fleet, now, rng, policy=waiting.policy, explain=explain)
-            except StokerError as error:
-                self.leave(ticket)
-                return Grant(ticket, error=error)
-            if fleet.busy(decision.replica, now):
-                continue
-            seconds = decision.prefill_tokens / fleet.rates[decision.replica]
-            score = seconds - fleet.config.aging * (now - waiting.since)
-            if best is None or score < best[0]:
-                best = (score, ticket, decision)
-        if best is None:
-            return None
-        _, ticket, decision = best
-        self.leave(ticket)
-        return Grant(ticket, decision)
+        if self._refused:
+            return self._refused.pop()
+        left = _WINDOW
+        for group in self._groups():
+            best: tuple[float, _Waiting, Decision] | None = None
+            for waiting in islice(group, left):
+                left -= 1
+                try:
+                    decision = decide(waiting.request, fleet, now, rng, policy=waiting.policy, explain=explain)
+                except StokerError as error:
+                    self.leave(waiting.ticket)
+                    return Grant(waiting.ticket, error=error)
+                if fleet.busy(decision.replica, now):
+                    continue
+                seconds = decision.prefill_tokens / fleet.rates[decision.replica]
+                score = seconds - fleet.config.aging * (now - waiting.since)
+                if best is None or score < best[0]:
+                    best = (score, waiting, decision)
+            if best is not None:
+                return self._granted(best[1], best[2])
+            if not left:
+                break
+        return None
+
+    def _granted(self, waiting: _Waiting, decision: Decision) -> Grant:
+        request = waiting.request
+        self._fairness.charge(request.tenant, decision.prefill_tokens, request.output_tokens, request.weight)
+        self.leave(waiting.ticket)
+        return Grant(waiting.ticket, decision)
+
+    def _groups(self) -> Iterator[Iterator[_Waiting]]:
+        """Those that wait, in groups of which each goes before the next."""
+        for priority in sorted(self._bands):
+            band = self._bands[priority]
+            for tenants in self._fairness.due(band):
+                yield _in_turn([band[tenant].values() for tenant in tenants])
+
+
+def _in_turn(lines: Iterable[Iterable[_Waiting]]) -> Iterator[_Waiting]:
+    """The first of each line, then the second of each, until all are through."""
+    iterators = [iter(line) for line in lines]
+    while iterators:
+        going = []
+        for iterator in iterators:
+            first = next(iterator, None)
+            if first is not None:
+                yield first
+                going.append(iterator)
+        iterators = going

@@ -62,7 +62,8 @@ class Request:
 
     `exclude` names replicas that already failed this request. `session` (u64, 0 for none) stands for the caller's
     session: a prompt without keys has its home on the ring. `streamed` is whether the router will see the first
-    token; where not, it estimates when the prefill ends.
+    token; where not, it estimates when the prefill ends. `priority` goes first where it is lower (as in vLLM);
+    `weight` is its tenant's share of what there is.
     """
 
     keys: Sequence[int]
@@ -74,6 +75,9 @@ class Request:
     exclude: frozenset[str] = frozenset()
     session: int = 0
     streamed: bool = True
+    priority: int = 0
+    tenant: str = ""
+    weight: float = 1.0
 
 
 class Candidate(NamedTuple):
@@ -198,6 +202,8 @@ class RoutingConfig:
     """
     aging: float = 0.3
     """Of those that wait, who has least to compute goes first, less this part of the time it has waited."""
+    fair_tokens: float = 16_384.0
+    """Tokens by which a waiting tenant may fall behind another before its requests alone are considered."""
     vnodes: int = 128
     """Points on the ring for capacity 1.0."""
     speculative_credit: float = 0.95

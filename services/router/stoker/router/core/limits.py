@@ -1,0 +1,71 @@
+"""Limits of tenants in requests and tokens: token buckets that say when to come again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from stoker.common.errors import Exhausted
+
+_KEPT = 16_384  # tenants are named by callers: what is remembered of them is bounded
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What one tenant may ask for; 0 for as much as it likes.
+
+    Tokens are those of the prompt and those that may be generated. `burst_s` seconds' worth may come at once.
+    `weight` is the tenant's share against others, when requests wait.
+    """
+
+    requests_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    burst_s: float = 60.0
+    weight: float = 1.0
+
+
+@dataclass(slots=True)
+class _Bucket:
+    level: float
+    at: float
+
+    def missing(self, rate: float, burst_s: float, amount: float, now: float) -> float:
+        """Fill up to `now`; return what is missing for `amount`. What is larger than the bucket needs a full one."""
+        full = rate * burst_s
+        self.level = min(full, self.level + rate * (now - self.at))
+        self.at = now
+        return min(amount, full) - self.level
+
+
+class TenantMeter:
+    """What each tenant has used, at one router."""
+
+    def __init__(self) -> None:
+        self._buckets: OrderedDict[str, tuple[_Bucket, _Bucket]] = OrderedDict()
+
+    def take(self, tenant: str, limits: TenantLimits, tokens: float, now: float) -> None:
+        """Count a request. Raises Exhausted (TENANT_LIMIT), with the time until it would be admitted."""
+        if not limits.requests_per_s and not limits.tokens_per_s:
+            return
+        rates, amounts = (limits.requests_per_s, limits.tokens_per_s), (1.0, tokens)
+        buckets = self._buckets.get(tenant)
+        if buckets is None:
+            buckets = self._buckets[tenant] = (
+                _Bucket(rates[0] * limits.burst_s, now),
+                _Bucket(rates[1] * limits.burst_s, now),
+            )
+            if len(self._buckets) > _KEPT:
+                self._buckets.popitem(last=False)
+        self._buckets.move_to_end(tenant)
+        for what, rate, amount, bucket in zip(("requests", "tokens"), rates, amounts, buckets, strict=True):
+            missing = bucket.missing(rate, limits.burst_s, amount, now)
+            if rate and missing > 0:
+                raise Exhausted(
+                    f"tenant {tenant or 'without a name'} has used its {rate:g} {what}/s "
+                    f"({rate * limits.burst_s:g} at once); try again after the delay",
+                    reason="TENANT_LIMIT",
+                    retry_after_s=missing / rate,
+                )
+        for rate, amount, bucket in zip(rates, amounts, buckets, strict=True):
+            if rate:
+                bucket.level -= amount
