@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import secrets
 from collections import OrderedDict
@@ -49,6 +50,7 @@ _RESPONSES_KEPT = 16_384
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # The engine has not begun: another replica may do better. A 500 may be the request's own doing and is not retried.
 _RETRIED_STATUSES = frozenset({502, 503, 504})
+_NOT_IMPLEMENTED = 501  # asks for what this engine cannot do: no replica is at fault
 
 
 class OpenAIServer:
@@ -136,19 +138,21 @@ class OpenAIServer:
         while True:
             with await self._board(call, plan, tried, since) as flight:
                 decided = flight.decided
-                relay = Relay(call, decided, self._limits)
+                relay = Relay(call, flight, self._limits)
+                may_retry = functools.partial(self._may_retry, tried)
                 try:
-                    async with relay.open(self._engines, call.request.path_qs, raw, headers) as upstream:
+                    opened = relay.open(self._engines, call.request.path_qs, raw, headers, tried, may_retry)
+                    async with opened as upstream:
                         if upstream.status not in _RETRIED_STATUSES or not self._may_retry(tried):
                             return await self._relayed(call, relay, upstream, flight)
-                        flight.faulted()
+                        flight.erred()
                 except EngineFailed as error:
                     flight.faulted()
                     self._found(decided.target.id, error)
                     if relay.started:
                         call.outcome = "interrupted"
                         return await relay.interrupted(error)
-                    if not self._may_retry(tried):
+                    if not error.moved and not self._may_retry(tried):
                         raise
                 except TimeoutError:
                     late = DeadlineExceeded(
@@ -177,9 +181,10 @@ class OpenAIServer:
             raise
 
     async def _relayed(self, call: Call, relay: Relay, upstream: Exchange, flight: Flight) -> web.StreamResponse:
-        answer = await relay.run(upstream, flight)
+        answer = await relay.run(upstream)
         if upstream.status >= 500:
-            flight.faulted()
+            if upstream.status != _NOT_IMPLEMENTED:
+                flight.erred()
             call.outcome = "failed"
         elif upstream.status >= 400:
             call.outcome = "client_error"
