@@ -11,6 +11,7 @@ from stoker.router.core import (
     STOKER,
     AdmissionQueue,
     Dispatched,
+    Fairness,
     Fleet,
     Replica,
     Request,
@@ -101,7 +102,7 @@ def test_what_ends_before_its_time_leaves_those_behind_it_their_own() -> None:
 
 
 def test_who_has_least_to_compute_goes_first() -> None:
-    made, queue = fleet("a"), AdmissionQueue(10)
+    made, queue = fleet("a"), AdmissionQueue(10, Fairness(0.0))
     warm = prompt(1, 100)
     made.snapshot("a", Snapshot(1, 2, {Tier.GPU: list(warm.keys)}), 0.0)
     flight = send(made, prompt(9, 200), 0.0)
@@ -121,7 +122,7 @@ def test_who_has_least_to_compute_goes_first() -> None:
 
 
 def test_nobody_is_overtaken_for_ever() -> None:
-    made, queue = fleet("a"), AdmissionQueue(100)
+    made, queue = fleet("a"), AdmissionQueue(100, Fairness(0.0))
     cold = join(queue, made, prompt(2, 100), 0.0)  # 1.6 s of prefill: may be overtaken for 1.6 / 0.3 s
     now = 0.0
     for number in range(100):
@@ -135,7 +136,7 @@ def test_nobody_is_overtaken_for_ever() -> None:
 
 
 def test_a_request_goes_elsewhere_once_that_is_better_than_to_wait() -> None:
-    made, queue = fleet("a", "b"), AdmissionQueue(10)
+    made, queue = fleet("a", "b"), AdmissionQueue(10, Fairness(0.0))
     warm = prompt(1, 100)
     made.snapshot("a", Snapshot(1, 2, {Tier.GPU: list(warm.keys)}), 0.0)
     send(made, prompt(1, 101), 0.0)  # keeps a busy, for 16 tokens
@@ -150,7 +151,7 @@ def test_a_request_goes_elsewhere_once_that_is_better_than_to_wait() -> None:
 
 
 def test_a_full_queue_refuses_with_the_time_it_takes_to_drain() -> None:
-    made, queue = fleet("a", "b"), AdmissionQueue(2)
+    made, queue = fleet("a", "b"), AdmissionQueue(2, Fairness(0.0))
     for number in (1, 2):
         join(queue, made, prompt(number, 250), 0.0)
     with pytest.raises(Exhausted) as refused:
@@ -160,7 +161,7 @@ def test_a_full_queue_refuses_with_the_time_it_takes_to_drain() -> None:
 
 
 def test_who_leaves_is_not_granted_and_frees_a_place() -> None:
-    made, queue = fleet("a"), AdmissionQueue(1)
+    made, queue = fleet("a"), AdmissionQueue(1, Fairness(0.0))
     ticket = join(queue, made, prompt(1, 10), 0.0)
     queue.leave(ticket)
     queue.leave(ticket)
@@ -170,7 +171,7 @@ def test_who_leaves_is_not_granted_and_frees_a_place() -> None:
 
 
 def test_a_request_that_no_replica_can_serve_ends_with_the_error() -> None:
-    made, queue = fleet("a"), AdmissionQueue(10)
+    made, queue = fleet("a"), AdmissionQueue(10, Fairness(0.0))
     ticket = join(queue, made, Request([], 10, adapter="none"), 0.0)
     granted = queue.grant(made, 0.0, RNG)
     assert granted is not None
@@ -180,7 +181,7 @@ def test_a_request_that_no_replica_can_serve_ends_with_the_error() -> None:
 
 
 def test_who_comes_back_from_a_failed_replica_keeps_its_age() -> None:
-    made, queue = fleet("a", aging=1.0), AdmissionQueue(10)
+    made, queue = fleet("a", aging=1.0), AdmissionQueue(10, Fairness(0.0))
     join(queue, made, prompt(1, 10), 9.9)
     returned = join(queue, made, prompt(2, 100), 10.0, since=0.0)
     granted = queue.grant(made, 10.0, RNG)

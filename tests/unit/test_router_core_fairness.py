@@ -103,7 +103,7 @@ def test_room_that_the_first_do_not_want_goes_to_the_next() -> None:
 
 
 def test_a_full_queue_sends_away_the_last_of_the_greediest() -> None:
-    made, queue = fleet(), AdmissionQueue(4)
+    made, queue = fleet(), AdmissionQueue(4, Fairness(slack=0.0))
     greedy = [join(queue, made, ask("greedy")) for _ in range(4)]
     modest = join(queue, made, ask("modest"))
     refused = queue.grant(made, 0.0, RNG)

@@ -45,7 +45,7 @@ class RouterSite:
 
     def __init__(self, config: RoutingConfig, policy: str, seed: int) -> None:
         self.fleet = Fleet(config)
-        self.queue = AdmissionQueue(_QUEUE_LIMIT)
+        self.queue = AdmissionQueue(_QUEUE_LIMIT, self.fleet.fairness)
         self.policy = policy
         self.rng = Random(seed)  # noqa: S311 (repeatable on purpose)
 

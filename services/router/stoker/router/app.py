@@ -65,6 +65,7 @@ class RouterApp:
             allow_policy=config.allow_policy_header,
             max_in_flight=config.limits.max_in_flight,
             queue=config.queue,
+            tenants=config.tenants,
             rng=rng,
             announce=self._announcing.tell,
         )

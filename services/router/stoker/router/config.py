@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from stoker.common.tls import ServerTlsConfig, TlsConfig
-from stoker.router.core import HealthConfig, RoutingConfig
+from stoker.router.core import HealthConfig, RoutingConfig, TenantLimits
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,23 @@ class QueueConfig:
 
 
 @dataclass(frozen=True)
+class TenantsConfig:
+    """How callers are told apart, and what each may ask for."""
+
+    header: Annotated[
+        str,
+        Meta(
+            description="HTTP header or gRPC metadata that names the tenant; whoever stands before the router sets it"
+        ),
+    ] = "x-stoker-tenant"
+    by_api_key: Annotated[bool, Meta(description="tell those that name no tenant apart by their API key")] = True
+    limits: Annotated[TenantLimits, Meta(description="of every tenant that is not named below")] = field(
+        default_factory=TenantLimits
+    )
+    named: Annotated[dict[str, TenantLimits], Meta(description="limits by tenant")] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ChecksConfig:
     """Direct health checks of the engines."""
 
@@ -77,6 +94,7 @@ class RouterConfig:
     ] = False
     limits: LimitsConfig = LimitsConfig()
     queue: QueueConfig = QueueConfig()
+    tenants: TenantsConfig = TenantsConfig()
     checks: ChecksConfig = ChecksConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     parity: Annotated[bool, Meta(description="probe that router and engine tokenize alike")] = True

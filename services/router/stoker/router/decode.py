@@ -36,7 +36,15 @@ _READ = [
     *("prompt", "messages", "input", "instructions", "tools", "documents", "suffix", "prompt_embeds"),
     *("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
     *("add_special_tokens", "truncate_prompt_tokens", "truncation_side", "truncation"),
-    *("reasoning", "reasoning_effort", "previous_response_id", "prompt_cache_key", "cache_salt", "vllm_xargs"),
+    *(
+        "reasoning",
+        "reasoning_effort",
+        "previous_response_id",
+        "prompt_cache_key",
+        "priority",
+        "cache_salt",
+        "vllm_xargs",
+    ),
 ]
 _Envelope = msgspec.defstruct("_Envelope", [(name, Raw | UnsetType, UNSET) for name in _READ])
 _Forbidden = msgspec.defstruct("_Forbidden", [("kv_cache_report_mode", Raw | UnsetType, UNSET)])

@@ -210,7 +210,9 @@ class InferenceServer:
                 tried |= {decided.target.id}
 
     async def _plan(self, asked: Asked, context: Context) -> Plan:
-        return await self._router.plan(asked, policy=_metadata(context).get("x-stoker-policy", ""))
+        metadata = _metadata(context)
+        caller = self._router.tenants.caller(metadata, asked.priority)
+        return await self._router.plan(asked, caller, policy=metadata.get("x-stoker-policy", ""))
 
     def _time_left(self, context: Context) -> float:
         left = context.time_remaining()

@@ -31,7 +31,8 @@ def of_generate(request: inference_pb2.GenerateRequest, raw: bytes) -> Asked:
     }
     special = sampling.add_special_tokens if sampling.HasField("add_special_tokens") else kind != "chat"
     prompt = _prompt(kind, request, common | {"add_special_tokens": special})
-    return Asked(CHAT if kind == "chat" else COMPLETIONS, request.model, prompt, True, request.session_id)
+    api = CHAT if kind == "chat" else COMPLETIONS
+    return Asked(api, request.model, prompt, True, request.session_id, priority=request.priority)
 
 
 def of_embed(request: inference_pb2.EmbedRequest, raw: bytes) -> Asked:

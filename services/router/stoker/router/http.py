@@ -115,6 +115,7 @@ class OpenAIServer:
             call.stream = asked.stream
             plan = await self._router.plan(
                 asked,
+                self._router.tenants.caller(request.headers, asked.priority),
                 policy=request.headers.get("x-stoker-policy", ""),
                 pinned=self._holder(asked.fields.get("previous_response_id")),
             )

@@ -55,6 +55,8 @@ class Asked:
     stream: bool = False
     session_id: str = ""
     """`session_id` over gRPC, `prompt_cache_key` over HTTP."""
+    priority: int = 0
+    """Lower is sooner."""
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -76,13 +78,14 @@ def read(api: str, body: Mapping[str, Any], raw: bytes) -> Asked:
         EMBEDDINGS: _embedding,
         TOKENIZE: _tokenize,
     }[api]
-    session = body.get("prompt_cache_key")
+    session, priority = body.get("prompt_cache_key"), body.get("priority")
     return Asked(
         api,
         model,
         reader(body, raw),
         stream=body.get("stream") is True,
         session_id=session if isinstance(session, str) else "",
+        priority=priority if isinstance(priority, int) else 0,
         fields=body,
     )
 

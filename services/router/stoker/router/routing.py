@@ -12,11 +12,12 @@ from types import TracebackType
 
 from stoker.common.errors import Exhausted, InvalidRequest, Unavailable
 from stoker.router import core, metrics
-from stoker.router.config import QueueConfig
+from stoker.router.config import QueueConfig, TenantsConfig
 from stoker.router.confirm import Confirmations
 from stoker.router.plan import NONE, TOKENS, Plan, Planner
 from stoker.router.pools import Target
 from stoker.router.prompt import Asked
+from stoker.router.tenants import NOBODY, Caller, Tenants
 from stoker.router.turns import EXPLAINED_REPLICAS, Turns
 from stoker.router.view import View
 
@@ -137,6 +138,7 @@ class Router:
         allow_policy: bool,
         max_in_flight: int,
         queue: QueueConfig | None = None,
+        tenants: TenantsConfig | None = None,
         rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
         announce: Callable[[Decided], None] = lambda decided: None,
@@ -146,6 +148,7 @@ class Router:
         self.budget = core.RetryBudget()
         self.confirmations = Confirmations()
         self.clock = clock
+        self.tenants = Tenants(tenants or TenantsConfig(), clock)
         self.turns = Turns(queue or QueueConfig(), rng, clock)
         self.in_flight = 0
         self.draining = False
@@ -160,10 +163,18 @@ class Router:
         self._decided: OrderedDict[str, Decided] = OrderedDict()
         self._keys_kept = 0
 
-    async def plan(self, asked: Asked, *, policy: str = "", pinned: str = "") -> Plan:
-        """Read a request as far as the decision needs. Raises NotFound, Unavailable or InvalidRequest."""
+    async def plan(self, asked: Asked, caller: Caller = NOBODY, *, policy: str = "", pinned: str = "") -> Plan:
+        """Read a request as far as the decision needs.
+
+        Raises NotFound, Unavailable, InvalidRequest, and Exhausted where its tenant has used what it may.
+        """
         pool, adapter = self.view.resolve(asked.model)
         plan = await self.planner.plan(asked, pool, adapter, self._policy_of(policy))
+        self.tenants.take(caller.tenant, plan.request.prompt_tokens + plan.request.output_tokens)
+        if caller != NOBODY:
+            weight = self.tenants.weight(caller.tenant)
+            request = replace(plan.request, tenant=caller.tenant, priority=caller.priority, weight=weight)
+            plan = replace(plan, request=request)
         return replace(plan, pinned=pinned) if pinned else plan
 
     def _policy_of(self, wanted: str) -> str:

@@ -13,7 +13,7 @@ _OWN_HEADERS = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
     "transfer-encoding", "upgrade", "host", "content-length", "content-encoding", "expect",
 })  # fmt: skip
-_OUR_HEADERS = frozenset({"x-stoker-policy", "x-request-timeout"})
+_OUR_HEADERS = frozenset({"x-stoker-policy", "x-stoker-priority", "x-request-timeout"})
 
 
 class EngineFailed(Unavailable):

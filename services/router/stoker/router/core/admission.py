@@ -49,10 +49,10 @@ class _Waiting:
 class AdmissionQueue:
     """The requests of one pool that wait for a replica with room, at most `limit`."""
 
-    def __init__(self, limit: int, fairness: Fairness | None = None) -> None:
+    def __init__(self, limit: int, fairness: Fairness) -> None:
         """`fairness` outlives the queue, which may exist only while somebody waits."""
         self._limit = limit
-        self._fairness = fairness or Fairness(slack=0.0)
+        self._fairness = fairness
         self._waiting: dict[int, _Waiting] = {}
         self._bands: dict[int, dict[str, dict[int, _Waiting]]] = {}  # priority → tenant → in order of arrival
         self._refused: list[Grant] = []
@@ -90,7 +90,7 @@ class AdmissionQueue:
         )
 
     def _make_room(self, tenant: str, full: Exhausted) -> None:
-        """The last to come of the tenant with most waiting gives its place up; raises `full` where that is `tenant`."""
+        """The last to come of the tenant with most waiting gives way; raises `full` where that is `tenant`."""
         counts = Counter(waiting.request.tenant for waiting in self._waiting.values())
         greedy, most = counts.most_common(1)[0]
         if counts[tenant] + 1 >= most:

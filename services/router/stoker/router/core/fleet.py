@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
+from stoker.router.core.fairness import Fairness
 from stoker.router.core.health import Health, HealthConfig, Outcome
 from stoker.router.core.index import BlockIndex
 from stoker.router.core.load import LoadLedger
@@ -40,6 +41,7 @@ class Fleet:
         self.speculation = Speculation(self.config.speculation_ttl_s, self.config.speculation_limit)
         self.load = LoadLedger()
         self.health = Health(health)
+        self.fairness = Fairness(self.config.fair_tokens)
         self.turn = 0  # the round-robin policy's position
         self._replicas: dict[str, Replica] = {}
         self._ring: Ring | None = None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from stoker.common.errors import Exhausted
 
@@ -14,14 +17,13 @@ _KEPT = 16_384  # tenants are named by callers: what is remembered of them is bo
 class TenantLimits:
     """What one tenant may ask for; 0 for as much as it likes.
 
-    Tokens are those of the prompt and those that may be generated. `burst_s` seconds' worth may come at once.
-    `weight` is the tenant's share against others, when requests wait.
+    Tokens are those of the prompt and those that may be generated.
     """
 
-    requests_per_s: float = 0.0
-    tokens_per_s: float = 0.0
-    burst_s: float = 60.0
-    weight: float = 1.0
+    requests_per_s: Annotated[float, Meta(description="requests a second, on average; 0: no limit", ge=0)] = 0.0
+    tokens_per_s: Annotated[float, Meta(description="tokens a second, on average; 0: no limit", ge=0)] = 0.0
+    burst_s: Annotated[float, Meta(description="seconds' worth of them that may come at once", gt=0)] = 60.0
+    weight: Annotated[float, Meta(description="share against other tenants, when requests wait", gt=0)] = 1.0
 
 
 @dataclass(slots=True)
