@@ -33,7 +33,7 @@ async def test_a_tenant_is_held_to_its_own_limits(tmp_path: Path) -> None:
             "/v1/completions", {**GREEDY, "prompt": "x"}, headers={"x-stoker-tenant": "small"}
         )
         assert status == 429
-        assert b"TENANT_LIMIT" in body
+        assert b"tenant_limit" in body
 
 
 async def test_a_priority_that_is_none_is_refused_and_named(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """HTTP/1.1 to engines: a request leaves at once, its response streams, its connection is kept.
 
 Of what a general client offers, engines need little, and the rest costs more time than the routing decision: there
-are no redirects, cookies, proxies, compression or TLS here. One request at a time on a connection, none is repeated.
+are no redirects, cookies, proxies, compression, TLS or HEAD here. One request at a time on a connection, none is
+repeated.
 """
 
 from __future__ import annotations

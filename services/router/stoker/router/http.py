@@ -102,13 +102,16 @@ class OpenAIServer:
         request = call.request
         stored = _STORED_RESPONSE.fullmatch(request.path)
         if stored is not None:
+            allowed = "POST" if stored.group(2) else "GET"
+            if request.method != allowed:
+                raise MethodNotAllowed(request.path, allowed, request.method)
             return await self._stored(call, stored.group(1))
         if call.api == "other":
             raise NotFound(
                 f"{request.path} is not served here; these are: GET /v1/models, POST {', POST '.join(ROUTES)}"
             )
         if request.method != "POST":
-            raise MethodNotAllowed(f"{request.path} takes POST, not {request.method}")
+            raise MethodNotAllowed(request.path, "POST", request.method)
         async with self._admitted(request) as raw:
             asked = await _read(call.api, raw)
             call.deadline = call.arrived + self._time_allowed(request)

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
 from random import Random
+from typing import Protocol
 
 from stoker.common.errors import Exhausted, StokerError
 from stoker.router.core.decide import decide
@@ -25,7 +27,7 @@ from stoker.router.core.values import Decision, Request
 RETRY_S = 0.05
 """Ask for grants at least this often while requests wait: room can come by time alone, or by a report."""
 
-# Of those that wait, so many are considered at a time: the cost of a grant is bounded.
+# Of those that wait, so many of the first and so many of the others are considered: the cost of a grant is bounded.
 _WINDOW = 32
 
 
@@ -46,6 +48,10 @@ class _Waiting:
     since: float
 
 
+class _Chooser(Protocol):
+    def __call__(self, request: Request, *, policy: str) -> Decision: ...
+
+
 class AdmissionQueue:
     """The requests of one pool that wait for a replica with room, at most `limit`."""
 
@@ -56,6 +62,7 @@ class AdmissionQueue:
         self._waiting: dict[int, _Waiting] = {}
         self._bands: dict[int, dict[str, dict[int, _Waiting]]] = {}  # priority → tenant → in order of arrival
         self._refused: list[Grant] = []
+        self._next_other = 0
         self._next = 1
         self._prompt_tokens = 0
 
@@ -125,26 +132,58 @@ class AdmissionQueue:
         """
         if self._refused:
             return self._refused.pop()
-        left = _WINDOW
-        for group in self._groups():
-            best: tuple[float, _Waiting, Decision] | None = None
-            for waiting in islice(group, left):
-                left -= 1
-                try:
-                    decision = decide(waiting.request, fleet, now, rng, policy=waiting.policy, explain=explain)
-                except StokerError as error:
-                    self.leave(waiting.ticket)
-                    return Grant(waiting.ticket, error=error)
-                if fleet.busy(decision.replica, now):
-                    continue
-                seconds = decision.prefill_tokens / fleet.rates[decision.replica]
-                score = seconds - fleet.config.aging * (now - waiting.since)
-                if best is None or score < best[0]:
-                    best = (score, waiting, decision)
-            if best is not None:
-                return self._granted(best[1], best[2])
-            if not left:
-                break
+        able = [name for name, replica in fleet.replicas.items() if replica.ready and not replica.draining]
+        free = frozenset(name for name in able if not fleet.busy(name, now))
+        if able and not free:
+            return None
+        chooser = partial(decide, fleet=fleet, now=now, rng=rng, explain=explain)
+        first = self._first()
+        for group in (*first, self._others()):
+            granted = self._shortest(group, fleet, now, chooser)
+            if granted is not None:
+                return granted
+        return self._spilled(chain.from_iterable(first), free, fleet, now, chooser)
+
+    def _shortest(self, group: list[_Waiting], fleet: Fleet, now: float, chooser: _Chooser) -> Grant | None:
+        """Of those whose replica has room, the one that has least to compute there."""
+        best: tuple[float, _Waiting, Decision] | None = None
+        for waiting in group:
+            try:
+                decision = chooser(waiting.request, policy=waiting.policy)
+            except StokerError as error:
+                self.leave(waiting.ticket)
+                return Grant(waiting.ticket, error=error)
+            if fleet.busy(decision.replica, now):
+                continue
+            seconds = decision.prefill_tokens / fleet.rates[decision.replica]
+            score = seconds - fleet.config.aging * (now - waiting.since)
+            if best is None or score < best[0]:
+                best = (score, waiting, decision)
+        return None if best is None else self._granted(best[1], best[2])
+
+    def _spilled(
+        self, line: Iterable[_Waiting], free: frozenset[str], fleet: Fleet, now: float, chooser: _Chooser
+    ) -> Grant | None:
+        """Of those who have waited as long as a miss costs, the first that a replica can take which nobody wants.
+
+        What waits here is no load anywhere: without this, all that share a hot prefix wait for the one replica that
+        holds it, while the others do nothing.
+        """
+        free = frozenset(name for name in free if not fleet.health.ejected(name, now))
+        if not free:
+            return None
+        rate = min(fleet.rates[name] for name in free)
+        elsewhere = frozenset(fleet.replicas.keys() - free)
+        for waiting in line:
+            request = waiting.request
+            if fleet.config.miss_weight * request.prompt_tokens > rate * (now - waiting.since):
+                continue
+            try:
+                decision = chooser(replace(request, exclude=request.exclude | elsewhere), policy=waiting.policy)
+            except StokerError:
+                continue  # none of these can serve it
+            if not decision.over_bound:
+                return self._granted(waiting, decision)
         return None
 
     def _granted(self, waiting: _Waiting, decision: Decision) -> Grant:
@@ -153,12 +192,23 @@ class AdmissionQueue:
         self.leave(waiting.ticket)
         return Grant(waiting.ticket, decision)
 
-    def _groups(self) -> Iterator[Iterator[_Waiting]]:
-        """Those that wait, in groups of which each goes before the next."""
+    def _first(self) -> list[list[_Waiting]]:
+        """Those whose turn it is, as many as are considered, in groups of which each goes before the next."""
+        groups, left = [], _WINDOW
         for priority in sorted(self._bands):
             band = self._bands[priority]
             for tenants in self._fairness.due(band):
-                yield _in_turn([band[tenant].values() for tenant in tenants])
+                groups.append(list(islice(_in_turn([band[tenant].values() for tenant in tenants]), left)))
+                left -= len(groups[-1])
+        return groups
+
+    def _others(self) -> list[_Waiting]:
+        """Some of all that wait, in turn: the first may all want the same replica, and those behind them another."""
+        if len(self._waiting) <= _WINDOW:
+            return []
+        start = self._next_other % len(self._waiting)
+        self._next_other = start + _WINDOW
+        return list(islice(self._waiting.values(), start, start + _WINDOW))
 
 
 def _in_turn(lines: Iterable[Iterable[_Waiting]]) -> Iterator[_Waiting]:
