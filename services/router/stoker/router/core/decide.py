@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain, islice
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
@@ -78,8 +78,7 @@ def _no_replica(request: Request, fleet: Fleet) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Weighed:
+class Weighed(NamedTuple):
     """All candidates of a request: columns by row of the panel, in the units of Candidate."""
 
     panel: Panel
@@ -143,17 +142,18 @@ def _ranks(weighed: Weighed, fleet: Fleet) -> dict[int, int]:
 
 def _choose(weighed: Weighed, fleet: Fleet) -> tuple[int, bool]:
     """Return the row of the cheapest that is open, or of the one least over its bound; and whether any is open."""
-    over = weighed.load + weighed.weight
-    opened = over <= weighed.bound
-    cost = np.where(opened, weighed.cost, np.inf)
+    over = weighed.load + weighed.weight - weighed.bound
+    opened = over <= 0.0
+    cost = weighed.cost
     best = int(cost.argmin())
     if not opened[best]:
-        over -= weighed.bound
-        least = over.min()
-        return _first(weighed, fleet, np.flatnonzero(over == least), lambda row: True), False
+        cost = np.where(opened, cost, np.inf)
+        best = int(cost.argmin())
+    if not opened[best]:
+        return _first(weighed, fleet, np.flatnonzero(over == over.min()), lambda row: True), False
     lowest = round(float(cost[best]), _ALIKE_DIGITS)
     near = np.flatnonzero(cost <= lowest + _ALIKE_S)
-    return _first(weighed, fleet, near, lambda row: round(float(cost[row]), _ALIKE_DIGITS) == lowest), True
+    return _first(weighed, fleet, near, lambda row: opened[row] and round(float(cost[row]), _ALIKE_DIGITS) == lowest), True
 
 
 def _first(weighed: Weighed, fleet: Fleet, near: Ints, tied: Callable[[int], bool]) -> int:

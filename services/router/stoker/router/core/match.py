@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from stoker.router.core.values import Request
 from stoker.router.core.walk import Runs, among, depth_column
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Match:
+class Match(NamedTuple):
     """Columns by row of the panel; depths in blocks, 0 for a replica whose keys are of another block size."""
 
     exact: Ints
@@ -53,21 +52,19 @@ def match(request: Request, fleet: Fleet, panel: Panel, now: float) -> Match:
         held += fleet.config.tier_credit[tier] * (exact - before)
     trust = None if trusts is None else trusts[seats]
     believed = exact if trust is None else np.where(trust == 1.0, exact, 0)
-    credit = fleet.config.speculative_credit
+    worth, credit = held, fleet.config.speculative_credit
     if guessed:
         believed = np.maximum(believed, by_row(guessed))
         # Then comes what only speculation vouches for.
-        continued = held + credit * np.maximum(0, believed - exact)
-    else:
-        continued = held
+        worth = held + credit * np.maximum(0, believed - exact)
     if trust is not None:
-        continued = np.where(trust == 1.0, continued, np.maximum(trust * held, credit * believed))
+        worth = np.where(trust == 1.0, worth, np.maximum(trust * held, credit * believed))
     # The last token is always computed: the engine needs its logits.
     most = max(0.0, request.prompt_tokens - 1.0)
     return Match(
         exact=exact,
         believed=believed,
-        cached=np.minimum(request.block_size * continued, most),
+        cached=np.minimum(request.block_size * worth, most),
         trust=trust,
         shown=_deepest(sure),
         deepest=max(_deepest(sure), _deepest(guessed)),

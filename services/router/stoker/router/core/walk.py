@@ -16,7 +16,7 @@ from stoker.router.core.seats import Ints, bits_of, members
 Runs = list[tuple[int, int]]
 """(depth, mask), depths rising and masks shrinking: who is in a mask holds at least the first `depth` keys."""
 
-Lookup = Callable[[Sequence[int], int], Sequence[int | None]]
+Lookup = Callable[[Sequence[int], int], list[int | None]]
 """Masks of those who hold each key of a chunk, None for nobody; only who is in the given mask matters."""
 
 _CHUNK = 64
@@ -44,19 +44,14 @@ def walk(keys: Sequence[int], alive: int, held: Lookup, known: Runs | None = Non
 def _falls(keys: Sequence[int], start: int, end: int, alive: int, held: Lookup) -> Iterator[tuple[int, int]]:
     """Yield each position between `start` and `end` that not all of `alive` hold, and who is left then."""
     while alive and start < end:
-        stop = min(start + _CHUNK, end)
-        masks = held(keys[start:stop], alive)
-        first = masks[0]
-        if first is None or alive & first != alive or masks.count(first) != len(masks):
-            last = alive
-            for position, mask in enumerate(masks, start):
-                if mask is not last:
-                    last = mask
-                    left = alive & (mask or 0)
-                    if left != alive:
-                        alive = left
-                        yield position, alive
-        start = stop
+        masks = held(keys[start : min(start + _CHUNK, end)], alive)
+        # Where a mask comes again it takes nobody away.
+        for mask in masks[:1] if masks.count(masks[0]) == len(masks) else dict.fromkeys(masks):
+            left = alive & (mask or 0)
+            if left != alive:
+                alive = left
+                yield start + masks.index(mask), alive
+        start += len(masks)
 
 
 def among(runs: Runs, mask: int) -> Runs:
