@@ -180,7 +180,20 @@ class Story:
             self.plain.dispatch(self.flights[-1], request, decision, self.now)
 
 
-EVENTS = ("announce", "remove", "snapshot", "delta", "delta", "vouch", "report", "overhear", "overhear", "end", "fault", "wait")
+EVENTS = (
+    "announce",
+    "remove",
+    "snapshot",
+    "delta",
+    "delta",
+    "vouch",
+    "report",
+    "overhear",
+    "overhear",
+    "end",
+    "fault",
+    "wait",
+)
 steps = st.lists(st.one_of(st.just("request"), st.sampled_from(EVENTS)), min_size=1, max_size=40)
 
 

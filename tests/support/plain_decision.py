@@ -282,21 +282,17 @@ class PlainFleet:
             fresh = prefill if place else prefill - config.home_credit * unknown
             cost = (load + config.miss_weight * fresh) / rates[name]
             bound = max(share, config.floor_tokens)
-            views.append(
-                Candidate(name, cost, load, weight, bound, exact, speculative, cached, trust[name], place)
-            )
+            views.append(Candidate(name, cost, load, weight, bound, exact, speculative, cached, trust[name], place))
         return views
 
     def worth(self, request: Request, tiers: tuple[int, ...], believed: int, trust: float) -> float:
-        held, before = 0.0, 0
+        held, before, size = 0.0, 0, request.block_size
         for credit, depth in zip(self.config.tier_credit, tiers, strict=True):
-            held += credit * (depth - before)
+            held += credit * size * (depth - before)
             before = depth
-        if trust == 1.0:
-            held += self.config.speculative_credit * max(0, believed - before)
-        else:
-            held = max(trust * held, self.config.speculative_credit * believed)
-        return min(request.block_size * held, max(0.0, request.prompt_tokens - 1.0))
+        guessed = self.config.speculative_credit * size
+        worth = held + guessed * max(0, believed - before) if trust == 1.0 else max(trust * held, guessed * believed)
+        return min(worth, max(0.0, request.prompt_tokens - 1.0))
 
     def ranks(self, request: Request, shown: int, rng: Random) -> dict[str, int]:
         if request.keys:
@@ -305,8 +301,6 @@ class PlainFleet:
             key = request.session or rng.getrandbits(64)
         ring = Ring({each.id: each.capacity for each in self.replicas.values()}, self.config.vnodes)
         return {name: rank for rank, name in enumerate(islice(ring.order(key), RANKS))}
-
-
 
 
 def leading(held: Iterable[bool]) -> int:

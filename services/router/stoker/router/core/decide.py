@@ -13,7 +13,7 @@ from stoker.common.errors import Unavailable
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.match import Match, match
 from stoker.router.core.panel import Panel
-from stoker.router.core.seats import Floats, Ints
+from stoker.router.core.seats import Bools, Floats
 from stoker.router.core.values import Candidate, Decision, Reason, Request
 
 STOKER = "stoker"
@@ -98,9 +98,9 @@ def weigh(request: Request, fleet: Fleet, panel: Panel, now: float, rng: Random)
     config = fleet.config
     found = match(request, fleet, panel, now)
     key = _ring_key(request, found.shown, rng)
-    home = panel.rows.get(next(fleet.ring.order(key)))
+    home = panel.rows.get(fleet.ring.home(key) or "")
     load = fleet.load.loads(now)[panel.seats]
-    prefill = request.prompt_tokens - found.cached
+    prefill = float(request.prompt_tokens) - found.cached
     weight = prefill + config.kv_weight * (request.prompt_tokens + request.output_tokens)
     slack = (1.0 + config.epsilon) / panel.capacities
     share = np.ceil(slack * (load.sum() + weight) * panel.capacity)
@@ -109,17 +109,9 @@ def weigh(request: Request, fleet: Fleet, panel: Panel, now: float, rng: Random)
         unknown = max(0, request.prompt_tokens - request.block_size * found.deepest)
         fresh = prefill.copy()
         fresh[home] -= config.home_credit * unknown
-    return Weighed(
-        panel=panel,
-        match=found,
-        block_size=request.block_size,
-        cost=(load + config.miss_weight * fresh) / fleet.rates.column[panel.seats],
-        load=load,
-        weight=weight,
-        bound=np.maximum(share, config.floor_tokens),
-        ring_key=key,
-        home=home,
-    )
+    cost = (load + config.miss_weight * fresh) / fleet.rates.column[panel.seats]
+    bound = np.maximum(share, config.floor_tokens)
+    return Weighed(panel, found, request.block_size, cost, load, weight, bound, key, home)
 
 
 def _ring_key(request: Request, shown: int, rng: Random) -> int:
@@ -142,27 +134,30 @@ def _ranks(weighed: Weighed, fleet: Fleet) -> dict[int, int]:
 
 def _choose(weighed: Weighed, fleet: Fleet) -> tuple[int, bool]:
     """Return the row of the cheapest that is open, or of the one least over its bound; and whether any is open."""
-    over = weighed.load + weighed.weight - weighed.bound
-    opened = over <= 0.0
-    cost = weighed.cost
+    load, weight, bound, cost = weighed.load, weighed.weight, weighed.bound, weighed.cost
     best = int(cost.argmin())
-    if not opened[best]:
-        cost = np.where(opened, cost, np.inf)
+    if load[best] + weight[best] > bound[best]:
+        over = load + weight - bound
+        cost = np.where(over <= 0.0, cost, np.inf)
         best = int(cost.argmin())
-    if not opened[best]:
-        return _first(weighed, fleet, np.flatnonzero(over == over.min()), lambda row: True), False
+        if over[best] > 0.0:
+            return _first(weighed, fleet, over == over.min(), lambda row: True), False
     lowest = round(float(cost[best]), _ALIKE_DIGITS)
-    near = np.flatnonzero(cost <= lowest + _ALIKE_S)
-    return _first(weighed, fleet, near, lambda row: opened[row] and round(float(cost[row]), _ALIKE_DIGITS) == lowest), True
+
+    def tied(row: int) -> bool:
+        is_open = load[row] + weight[row] <= bound[row]
+        return bool(is_open) and round(float(cost[row]), _ALIKE_DIGITS) == lowest
+
+    return _first(weighed, fleet, cost <= lowest + _ALIKE_S, tied), True
 
 
-def _first(weighed: Weighed, fleet: Fleet, near: Ints, tied: Callable[[int], bool]) -> int:
-    """Return which of some rows that are tied comes first on the ring; beyond the ranks, the first."""
-    if len(near) == 1:
-        return int(near[0])
-    among = set(near.tolist())
-    ranked = (row for row in _ranks(weighed, fleet) if row in among)
-    return next(row for row in chain(ranked, near.tolist()) if tied(row))
+def _first(weighed: Weighed, fleet: Fleet, near: Bools, tied: Callable[[int], bool]) -> int:
+    """Return which of the rows that are tied, all of them `near`, comes first on the ring; beyond the ranks, the first."""
+    rows = near.nonzero()[0]
+    if len(rows) == 1:
+        return int(rows[0])
+    ranked = (row for row in _ranks(weighed, fleet) if near[row])
+    return next(row for row in chain(ranked, rows.tolist()) if tied(row))
 
 
 def _reason(best: int, weighed: Weighed, opened: bool) -> Reason:
@@ -170,7 +165,7 @@ def _reason(best: int, weighed: Weighed, opened: bool) -> Reason:
         return Reason.LEAST_LOADED
     found = weighed.match
     cached = found.cached[best]
-    if found.cached.max() > cached:
+    if found.cached[found.cached.argmax()] > cached:
         return Reason.SPILL
     if cached:
         trust = 1.0 if found.trust is None else found.trust[best]
@@ -190,8 +185,8 @@ def _explained(weighed: Weighed, fleet: Fleet, now: float) -> tuple[Candidate, .
         weighed.load.tolist(),
         weighed.weight.tolist(),
         weighed.bound.tolist(),
-        (size * found.exact).tolist(),
-        (size * np.maximum(found.exact, found.believed)).tolist(),
+        (size * found.exact).astype(int).tolist(),
+        (size * np.maximum(found.exact, found.believed)).astype(int).tolist(),
         found.cached.tolist(),
         (fleet.index.trust(name, now) for name in ids),
         (ranks.get(row, _RANKS) for row in range(len(ids))),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
-from operator import or_
 
 import numpy as np
 
 from stoker.router.core.seats import Floats, Seats, bits_of, widened
 from stoker.router.core.tier import TierIndex
 from stoker.router.core.values import Delta, Snapshot, Sync, Tier
-from stoker.router.core.walk import Lookup, Runs, Translation, ends, walk
+from stoker.router.core.walk import Runs, Source, Translation, ends, walk
 
 _NOWHERE = float("inf")
 
@@ -156,27 +154,26 @@ class BlockIndex:
         reached: list[dict[int, int]] = []
         for tier in Tier:
             before = reached[-1] if reached else {}
-            here = {bit: depth for depth, mask in ends(found[tier]) for bit in bits_of(mask)} if tier in found else before
-            reached.append(here)
+            here = {bit: depth for depth, mask in ends(found.get(tier, [])) for bit in bits_of(mask)}
+            reached.append(here if tier in found else before)
         names = self._seats.names
-        return {
-            names[bit.bit_length() - 1]: tuple(depths.get(bit, 0) for depths in reached) for bit in reached[-1]
-        }
+        return {names[bit.bit_length() - 1]: tuple(depths.get(bit, 0) for depths in reached) for bit in reached[-1]}
 
     def runs(self, keys: Sequence[int]) -> dict[Tier, Runs]:
         """Return how far each seat gets along `keys` in each tier that holds anything, faster tiers included."""
         found: dict[Tier, Runs] = {}
         known: Runs = []
-        used = [tier for tier, index in self._tiers.items() if index.blocks]
-        for number, tier in enumerate(used):
-            if number == 0:
-                index = self._tiers[tier]
-                known = self._seats_in(tier).runs(walk(keys, index.live, _held_by(index)))
+        alive, sources = 0, list[Source]()
+        for tier, index in self._tiers.items():
+            if not index.blocks:
+                continue
+            seated = self._seats_in(tier)
+            alive |= seated[index.live]
+            sources.append(Source(index.blocks.get, seated))
+            if len(sources) == 1:  # spares the translation of every mask
+                known = seated.runs(walk(keys, index.live, [Source(index.blocks.get)]))
             else:
-                alive = 0
-                for faster in used[: number + 1]:
-                    alive |= self._seats_in(faster)[self._tiers[faster].live]
-                known = walk(keys, alive, self._held_by_any(used[: number + 1]), known)
+                known = walk(keys, alive, sources, known)
             found[tier] = known
         return found
 
@@ -200,21 +197,3 @@ class BlockIndex:
             bits = {bit: 1 << number(replica) for bit, replica in self._tiers[tier].owners.items()}
             seated = self._seated[tier] = Translation(bits)
         return seated
-
-    def _held_by_any(self, tiers: Sequence[Tier]) -> Lookup:
-        """The seats of those who hold keys in one of some tiers."""
-        sources = [(self._tiers[tier].blocks.get, self._seats_in(tier)) for tier in tiers]
-
-        def lookup(keys: Sequence[int], _alive: int) -> Sequence[int | None]:
-            seats = [0] * len(keys)
-            for get, seated in sources:
-                masks = map(seated.__getitem__, map(get, keys, repeat(0)))
-                seats = list(map(or_, seats, masks))
-            return seats
-
-        return lookup
-
-
-def _held_by(index: TierIndex) -> Lookup:
-    get = index.blocks.get
-    return lambda keys, _alive: list(map(get, keys))

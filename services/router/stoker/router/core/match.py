@@ -8,7 +8,7 @@ import numpy as np
 
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.panel import Panel
-from stoker.router.core.seats import Floats, Ints, mask_of
+from stoker.router.core.seats import Floats, mask_of
 from stoker.router.core.values import Request
 from stoker.router.core.walk import Runs, among, depth_column
 
@@ -16,9 +16,9 @@ from stoker.router.core.walk import Runs, among, depth_column
 class Match(NamedTuple):
     """Columns by row of the panel; depths in blocks, 0 for a replica whose keys are of another block size."""
 
-    exact: Ints
+    exact: Floats
     """What digests show, in whatever tier."""
-    believed: Ints
+    believed: Floats
     """What trusted digests show, and speculation on top."""
     cached: Floats
     """What both are worth, in tokens, after tier and confidence."""
@@ -34,41 +34,39 @@ def match(request: Request, fleet: Fleet, panel: Panel, now: float) -> Match:
     """Look a prompt up in the fleet's digests and among recent dispatches."""
     width, seats = fleet.seats.width, panel.seats
     tiers = fleet.index.runs(request.keys)
-    shown = list(tiers.values())[-1] if tiers else []
+    *_, shown = [], *tiers.values()
     trusts = fleet.index.trusts(now)
     # Speculation continues a digest that is fully trusted; beside a doubtful one it stands alone.
     sure = shown if trusts is None else among(shown, mask_of(trusts == 1.0))
     guessed = fleet.speculation.runs(request.keys, sure)
     speaks = None if panel.alike == request.block_size else panel.block_sizes == request.block_size
 
-    def by_row(runs: Runs) -> Ints:
+    def by_row(runs: Runs) -> Floats:
         column = depth_column(runs, width)[seats]
         return column if speaks is None else column * speaks
 
-    held, exact = np.zeros(len(panel)), np.zeros(len(panel), np.int64)
-    for tier, runs in tiers.items():
+    size = float(request.block_size)
+    exact = held = np.zeros(0)
+    for number, (tier, runs) in enumerate(tiers.items()):
         # Each tier adds what the faster ones lack, at its own credit.
         before, exact = exact, by_row(runs)
-        held += fleet.config.tier_credit[tier] * (exact - before)
+        gain = fleet.config.tier_credit[tier] * size * (exact - before if number else exact)
+        held = held + gain if number else gain
+    if not tiers:
+        exact = held = np.zeros(len(panel))
     trust = None if trusts is None else trusts[seats]
-    believed = exact if trust is None else np.where(trust == 1.0, exact, 0)
-    worth, credit = held, fleet.config.speculative_credit
+    believed = exact if trust is None else np.where(trust == 1.0, exact, 0.0)
+    worth, credit = held, fleet.config.speculative_credit * size
     if guessed:
         believed = np.maximum(believed, by_row(guessed))
         # Then comes what only speculation vouches for.
-        worth = held + credit * np.maximum(0, believed - exact)
+        worth = held + credit * np.maximum(0.0, believed - exact)
     if trust is not None:
         worth = np.where(trust == 1.0, worth, np.maximum(trust * held, credit * believed))
     # The last token is always computed: the engine needs its logits.
-    most = max(0.0, request.prompt_tokens - 1.0)
-    return Match(
-        exact=exact,
-        believed=believed,
-        cached=np.minimum(request.block_size * worth, most),
-        trust=trust,
-        shown=_deepest(sure),
-        deepest=max(_deepest(sure), _deepest(guessed)),
-    )
+    cached = np.minimum(worth, max(0.0, request.prompt_tokens - 1.0))
+    deepest = _deepest(sure)
+    return Match(exact, believed, cached, trust, deepest, max(deepest, _deepest(guessed)))
 
 
 def _deepest(runs: Runs) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,10 +51,13 @@ def bits_of(mask: int) -> Iterator[int]:
         mask ^= bit
 
 
+@lru_cache(4096)
 def members(mask: int, width: int) -> Bools:
-    """Return a mask as a column of `width` (a multiple of 8): whether each seat is in it."""
+    """Return a mask as a read-only column of `width` (a multiple of 8): whether each seat is in it."""
     packed = np.frombuffer(mask.to_bytes(width // 8, "little"), np.uint8)
-    return np.unpackbits(packed, bitorder="little").view(np.bool_)
+    column = np.unpackbits(packed, bitorder="little").view(np.bool_)
+    column.setflags(write=False)
+    return column
 
 
 def mask_of(column: Bools) -> int:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
-from operator import or_
 
 from stoker.router.core.seats import Seats, bits_of
-from stoker.router.core.walk import Runs, Translation, ends, runs_of, walk
+from stoker.router.core.walk import Runs, Source, Translation, ends, runs_of, walk
 
 
 class Speculation:
@@ -97,16 +95,8 @@ class Speculation:
         """Return how far the seats with speculated keys get along `keys`, as `extend` does; `known` likewise."""
         if not self._alive or not keys:
             return []
-        return self._to_seats.runs(walk(keys, self._alive, self._held, self._from_seats.runs(known)))
-
-    def _held(self, keys: Sequence[int], alive: int) -> Sequence[int | None]:
-        young: list[int | None] = list(map(self._young.get, keys))
-        first = young[0]
-        if first is not None and alive & first == alive and young.count(first) == len(young):
-            return young
-        if not self._old:
-            return young
-        return list(map(or_, map(self._young.get, keys, repeat(0)), map(self._old.get, keys, repeat(0))))
+        sources = [Source(self._young.get), *([Source(self._old.get)] if self._old else [])]
+        return self._to_seats.runs(walk(keys, self._alive, sources, self._from_seats.runs(known)))
 
     def _turn(self, now: float) -> None:
         self._young, self._old = {}, self._young

@@ -1,91 +1,26 @@
 """How far each replica gets along the keys of a prompt, all replicas at once.
 
-Replicas are bits of a mask. Lookups run in C, a chunk of keys at a time: along a prefix the same mask recurs, so
-most chunks are settled by one comparison, and keys are looked at one by one only where somebody falls behind.
+Replicas are bits of a mask. Along a prefix the same mask recurs, so the keys are grouped by it, which runs in C;
+Python is needed only where the mask changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import length_hint
+from typing import NamedTuple
 
 import numpy as np
 
-from stoker.router.core.seats import Ints, bits_of, members
+from stoker.router.core.seats import Floats, bits_of, members
 
 Runs = list[tuple[int, int]]
 """(depth, mask), depths rising and masks shrinking: who is in a mask holds at least the first `depth` keys."""
 
-Lookup = Callable[[Sequence[int], int], list[int | None]]
-"""Masks of those who hold each key of a chunk, None for nobody; only who is in the given mask matters."""
-
-_CHUNK = 64
+_CHUNK = 64  # with several sources, a run is looked at to its end: not further than this
 _FEW = 12  # of so few bits, a loop is faster than unpacking a column
 _TRANSLATED_LIMIT = 65_536
-
-
-def walk(keys: Sequence[int], alive: int, held: Lookup, known: Runs | None = None) -> Runs:
-    """Return the runs of `alive` along `keys`; `known` ones hold that far whatever the lookup says."""
-    found: Runs = []
-    start = 0
-    for end, sure in (*(known or ()), (len(keys), 0)):
-        for depth, left in _falls(keys, start, end, alive & ~sure, held):
-            if depth:
-                found.append((depth, alive))
-            alive = left | (alive & sure)
-            if not alive:
-                return found
-        start = end
-    if alive and keys:
-        found.append((len(keys), alive))
-    return found
-
-
-def _falls(keys: Sequence[int], start: int, end: int, alive: int, held: Lookup) -> Iterator[tuple[int, int]]:
-    """Yield each position between `start` and `end` that not all of `alive` hold, and who is left then."""
-    while alive and start < end:
-        masks = held(keys[start : min(start + _CHUNK, end)], alive)
-        # Where a mask comes again it takes nobody away.
-        for mask in masks[:1] if masks.count(masks[0]) == len(masks) else dict.fromkeys(masks):
-            left = alive & (mask or 0)
-            if left != alive:
-                alive = left
-                yield start + masks.index(mask), alive
-        start += len(masks)
-
-
-def among(runs: Runs, mask: int) -> Runs:
-    """Return the runs of those who are in `mask`."""
-    return [(depth, alive & mask) for depth, alive in runs if alive & mask]
-
-
-def ends(runs: Runs) -> Iterator[tuple[int, int]]:
-    """Yield each depth with those who get so far and no further."""
-    for (depth, alive), (_, further) in pairwise([*runs, (0, 0)]):
-        if alive != further:
-            yield depth, alive ^ further
-
-
-def depth_column(runs: Runs, width: int) -> Ints:
-    """Return each seat's depth, 0 where it holds nothing; the masks of `runs` are of seats."""
-    column = np.zeros(width, np.int64)
-    for depth, mask in ends(runs):
-        if mask.bit_count() <= _FEW:
-            for bit in bits_of(mask):
-                column[bit.bit_length() - 1] = depth
-        else:
-            np.copyto(column, depth, where=members(mask, width))
-    return column
-
-
-def runs_of(depths: Iterable[tuple[int, int]]) -> Runs:
-    """Return the runs of pairs of a depth and those who get so far."""
-    found: Runs = []
-    alive = 0
-    for depth, mask in sorted(depths, reverse=True):
-        alive |= mask
-        found.append((depth, alive))
-    return found[::-1]
 
 
 class Translation(dict[int, int]):
@@ -108,3 +43,98 @@ class Translation(dict[int, int]):
     def runs(self, runs: Runs) -> Runs:
         """Return runs in the other numbering, without those that it does not know."""
         return [(depth, mask) for depth, alive in runs if (mask := self[alive])]
+
+
+class Source(NamedTuple):
+    """Tells who holds a key: a mask, None for nobody; `translation` brings it to the numbering of the walk."""
+
+    get: Callable[[int], int | None]
+    translation: Translation | None = None
+
+
+def walk(keys: Sequence[int], alive: int, sources: Sequence[Source], known: Runs | None = None) -> Runs:
+    """Return the runs of `alive` along `keys`.
+
+    A key is held where any source says so; later sources are asked only about those whom the earlier ones lack.
+    The runs of `known` hold that far whatever the sources say.
+    """
+    if not isinstance(keys, list):
+        keys = list(keys)  # whose iterators can tell where they are
+    found: Runs = []
+    start = 0
+    for end, sure in (*(known or ()), (len(keys), 0)):
+        for depth, left in _falls(keys, start, end, alive & ~sure, sources):
+            if depth:
+                found.append((depth, alive))
+            alive = left | (alive & sure)
+            if not alive:
+                return found
+        start = end
+    if alive and keys:
+        found.append((len(keys), alive))
+    return found
+
+
+def _falls(keys: list[int], start: int, end: int, alive: int, sources: Sequence[Source]) -> Iterator[tuple[int, int]]:
+    """Yield each position between `start` and `end` that not all of `alive` hold, and who is left then."""
+    step = _CHUNK if len(sources) > 1 else len(keys)
+    (get, translation), *others = sources
+    while alive and start < end:
+        stop = min(start + step, end)
+        coming = iter(keys[start:stop])  # a run's first key has been taken from it when the run comes
+        for mask, run in groupby(map(get, coming)):
+            held = translation[mask or 0] if translation is not None else mask or 0
+            lacking = alive & ~held
+            if not lacking:
+                continue
+            begin = stop - length_hint(coming) - 1
+            rest = alive ^ lacking
+            if others:
+                for position, left in _falls(keys, begin, begin + len(list(run)), lacking, others):
+                    alive = rest | left
+                    yield position, alive
+            else:
+                alive = rest
+                yield begin, alive
+            if not alive:
+                return
+        start = stop
+
+
+def among(runs: Runs, mask: int) -> Runs:
+    """Return the runs of those who are in `mask`."""
+    return [(depth, alive & mask) for depth, alive in runs if alive & mask]
+
+
+def ends(runs: Runs) -> Iterator[tuple[int, int]]:
+    """Yield each depth with those who get so far and no further."""
+    for (depth, alive), (_, further) in pairwise([*runs, (0, 0)]):
+        if alive != further:
+            yield depth, alive ^ further
+
+
+def depth_column(runs: Runs, width: int) -> Floats:
+    """Return each seat's depth, 0 where it holds nothing; the masks of `runs` are of seats."""
+    column = np.zeros(width)
+    if not runs:
+        return column
+    # The first run is of all who hold anything, the same ones every time; few of them get further.
+    (depth, alive), *further = runs
+    np.putmask(column, members(alive, width), depth)
+    for depth, mask in ends(further):
+        if mask.bit_count() <= _FEW:
+            for bit in bits_of(mask):
+                column[bit.bit_length() - 1] = depth
+        else:
+            np.putmask(column, members(mask, width), depth)
+    return column
+
+
+def runs_of(depths: Iterable[tuple[int, int]]) -> Runs:
+    """Return the runs of pairs of a depth and those who get so far."""
+    found: Runs = []
+    alive = 0
+    for depth, mask in sorted(depths, reverse=True):
+        alive |= mask
+        found.append((depth, alive))
+    return found[::-1]
