@@ -6,7 +6,7 @@ It says what `stoker.router.core` has to decide; the property test holds both ag
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random

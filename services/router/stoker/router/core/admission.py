@@ -13,8 +13,9 @@ from itertools import islice
 from random import Random
 
 from stoker.common.errors import Exhausted, StokerError
-from stoker.router.core.decide import decide
+from stoker.router.core.decide import candidates, decide
 from stoker.router.core.fleet import Fleet
+from stoker.router.core.panel import Panel
 from stoker.router.core.values import Decision, Request
 
 RETRY_S = 0.05
@@ -87,8 +88,17 @@ class AdmissionQueue:
         The caller dispatches it, then asks again: each grant changes the load that the next one sees.
         """
         best: tuple[float, int, Decision] | None = None
+        room: dict[Panel, bool] = {}
         for ticket, waiting in islice(self._waiting.items(), _WINDOW):
+            head_start = fleet.config.aging * (now - waiting.since)
+            if best is not None and best[0] <= -head_start:
+                continue  # not even a prompt with nothing to compute would go before
             try:
+                panel, _ = candidates(waiting.request, fleet, now)
+                if panel not in room:
+                    room[panel] = not all(fleet.busy(replica, now) for replica in panel.ids)
+                if not room[panel]:
+                    continue
                 decision = decide(waiting.request, fleet, now, rng, policy=waiting.policy, explain=explain)
             except StokerError as error:
                 self.leave(ticket)
@@ -96,7 +106,7 @@ class AdmissionQueue:
             if fleet.busy(decision.replica, now):
                 continue
             seconds = decision.prefill_tokens / fleet.rates[decision.replica]
-            score = seconds - fleet.config.aging * (now - waiting.since)
+            score = seconds - head_start
             if best is None or score < best[0]:
                 best = (score, ticket, decision)
         if best is None:

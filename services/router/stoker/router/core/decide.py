@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from random import Random
 from typing import NamedTuple
@@ -10,19 +10,18 @@ from typing import NamedTuple
 import numpy as np
 
 from stoker.common.errors import Unavailable
+from stoker.router.core.explanation import ALIKE_DIGITS, RANKS, Explanation
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.match import Match, match
 from stoker.router.core.panel import Panel
 from stoker.router.core.seats import Bools, Floats
-from stoker.router.core.values import Candidate, Decision, Reason, Request
+from stoker.router.core.values import Decision, Reason, Request
 
 STOKER = "stoker"
 ROUND_ROBIN = "round_robin"
 POLICIES = (STOKER, ROUND_ROBIN)
 
-_RANKS = 8  # places on the ring worth telling apart: beyond them, load alone decides
-_ALIKE_DIGITS = 3  # costs that differ by less than a millisecond are a tie
-_ALIKE_S = 10.0**-_ALIKE_DIGITS
+_ALIKE_S = 10.0**-ALIKE_DIGITS
 
 
 def decide(
@@ -46,7 +45,7 @@ def decide(
         cached_tokens=cached,
         prefill_tokens=request.prompt_tokens - cached,
         over_bound=not opened,
-        candidates=_explained(weighed, fleet, now) if explain else (),
+        candidates=_explained(weighed, fleet) if explain else (),
         shown_tokens=request.block_size * int(found.exact[best]) if trusted else 0,
     )
 
@@ -127,7 +126,7 @@ def _ring_key(request: Request, shown: int, rng: Random) -> int:
 
 def _ranks(weighed: Weighed, fleet: Fleet) -> dict[int, int]:
     """Rank the first few on the ring, by row."""
-    places = enumerate(islice(fleet.ring.order(weighed.ring_key), _RANKS))
+    places = enumerate(islice(fleet.ring.order(weighed.ring_key), RANKS))
     rows = weighed.panel.rows
     return {rows[name]: rank for rank, name in places if name in rows}
 
@@ -142,22 +141,23 @@ def _choose(weighed: Weighed, fleet: Fleet) -> tuple[int, bool]:
         best = int(cost.argmin())
         if over[best] > 0.0:
             return _first(weighed, fleet, over == over.min(), lambda row: True), False
-    lowest = round(float(cost[best]), _ALIKE_DIGITS)
+    lowest = round(float(cost[best]), ALIKE_DIGITS)
 
     def tied(row: int) -> bool:
         is_open = load[row] + weight[row] <= bound[row]
-        return bool(is_open) and round(float(cost[row]), _ALIKE_DIGITS) == lowest
+        return bool(is_open) and round(float(cost[row]), ALIKE_DIGITS) == lowest
 
     return _first(weighed, fleet, cost <= lowest + _ALIKE_S, tied), True
 
 
 def _first(weighed: Weighed, fleet: Fleet, near: Bools, tied: Callable[[int], bool]) -> int:
-    """Return which of the rows that are tied, all of them `near`, comes first on the ring; beyond the ranks, the first."""
+    """Return the first on the ring of the `near` rows that are `tied`; where none has a rank, the first row."""
     rows = near.nonzero()[0]
     if len(rows) == 1:
         return int(rows[0])
     ranked = (row for row in _ranks(weighed, fleet) if near[row])
-    return next(row for row in chain(ranked, rows.tolist()) if tied(row))
+    either: Iterator[int] = chain(ranked, rows.tolist())
+    return next(row for row in either if tied(row))
 
 
 def _reason(best: int, weighed: Weighed, opened: bool) -> Reason:
@@ -174,24 +174,20 @@ def _reason(best: int, weighed: Weighed, opened: bool) -> Reason:
     return Reason.RING if best == weighed.home else Reason.SPILL
 
 
-def _explained(weighed: Weighed, fleet: Fleet, now: float) -> tuple[Candidate, ...]:
-    """Return all candidates, best first."""
-    found, size, ids = weighed.match, weighed.block_size, weighed.panel.ids
-    ranks = _ranks(weighed, fleet)
-    views = map(
-        Candidate,
-        ids,
-        weighed.cost.tolist(),
-        weighed.load.tolist(),
-        weighed.weight.tolist(),
-        weighed.bound.tolist(),
-        (size * found.exact).astype(int).tolist(),
-        (size * np.maximum(found.exact, found.believed)).astype(int).tolist(),
-        found.cached.tolist(),
-        (fleet.index.trust(name, now) for name in ids),
-        (ranks.get(row, _RANKS) for row in range(len(ids))),
+def _explained(weighed: Weighed, fleet: Fleet) -> Explanation:
+    found, size = weighed.match, weighed.block_size
+    shown = fleet.index.known(weighed.panel.seats)
+    columns = (
+        weighed.cost,
+        weighed.load,
+        weighed.weight,
+        weighed.bound,
+        size * found.exact,
+        size * np.maximum(found.exact, found.believed),
+        found.cached,
+        np.where(shown, 1.0 if found.trust is None else found.trust, 0.0),
     )
-    return tuple(sorted(views, key=lambda view: (round(view.cost, _ALIKE_DIGITS), view.ring_rank)))
+    return Explanation(weighed.panel.ids, columns, _ranks(weighed, fleet))
 
 
 def _round_robin(request: Request, fleet: Fleet, panel: Panel) -> Decision:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stoker.router.core.seats import Floats, Seats, bits_of, widened
+from stoker.router.core.seats import Bools, Floats, Ints, Seats, bits_of, widened
 from stoker.router.core.tier import TierIndex
 from stoker.router.core.values import Delta, Snapshot, Sync, Tier
 from stoker.router.core.walk import Runs, Source, Translation, ends, walk
@@ -132,7 +132,14 @@ class BlockIndex:
         self._oldest = float(self._heard.min())
         if now - self._oldest <= self._fresh_s:
             return None
-        return np.maximum(0.0, np.minimum(1.0, 1.0 - (now - self._heard - self._fresh_s) / self._fading_s))
+        self._heard = widened(self._heard, self._seats.width, _NOWHERE)
+        trusts: Floats = 1.0 - (now - self._heard - self._fresh_s) / self._fading_s
+        return np.maximum(0.0, np.minimum(1.0, trusts))
+
+    def known(self, seats: Ints) -> Bools:
+        """Return which of some seats have a digest."""
+        self._heard = widened(self._heard, self._seats.width, _NOWHERE)
+        return self._heard[seats] < _NOWHERE
 
     def _heard_at(self, replica: str) -> float:
         slots = (index.slots.get(replica) for index in self._tiers.values())
