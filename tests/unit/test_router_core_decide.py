@@ -83,7 +83,8 @@ def test_a_seat_is_inherited_without_what_its_holder_left() -> None:
     made = fleet("a", "b")
     hold(made, "b", KEYS)
     made.load.report("b", 9_000, seen_at=0.0)
-    made.dispatch(REQUEST, decide(REQUEST, made, 0.0, Random(1)), 0.0)
+    only = replace(REQUEST, exclude=frozenset({"a"}))
+    made.dispatch(only, decide(only, made, 0.0, Random(1)), 0.0)
     made.remove("b")
     made.put(Replica("c"))
     candidates = decide(REQUEST, made, 0.0, Random(1), explain=True).candidates

@@ -133,8 +133,9 @@ class BlockIndex:
         if now - self._oldest <= self._fresh_s:
             return None
         self._heard = widened(self._heard, self._seats.width, _NOWHERE)
-        trusts: Floats = 1.0 - (now - self._heard - self._fresh_s) / self._fading_s
-        return np.maximum(0.0, np.minimum(1.0, trusts))
+        faded = (now - self._heard - self._fresh_s) / self._fading_s
+        trusts: Floats = np.maximum(0.0, np.minimum(1.0, 1.0 - faded))
+        return trusts
 
     def known(self, seats: Ints) -> Bools:
         """Return which of some seats have a digest."""
