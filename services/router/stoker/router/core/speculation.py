@@ -92,11 +92,13 @@ class Speculation:
         return reached
 
     def runs(self, keys: Sequence[int], known: Runs) -> Runs:
-        """Return how far the seats with speculated keys get along `keys`, as `extend` does; `known` likewise."""
+        """Return how far seats get along `keys`, continuing `known`, if speculation takes any further than that."""
         if not self._alive or not keys:
             return []
         sources = [Source(self._young.get), *([Source(self._old.get)] if self._old else [])]
-        return self._to_seats.runs(walk(keys, self._alive, sources, self._from_seats.runs(known)))
+        here = self._from_seats.runs(known)
+        found = walk(keys, self._alive, sources, here)
+        return [] if found == here else self._to_seats.runs(found)
 
     def _turn(self, now: float) -> None:
         self._young, self._old = {}, self._young

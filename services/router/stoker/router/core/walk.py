@@ -42,7 +42,9 @@ class Translation(dict[int, int]):
 
     def runs(self, runs: Runs) -> Runs:
         """Return runs in the other numbering, without those that it does not know."""
-        return [(depth, mask) for depth, alive in runs if (mask := self[alive])]
+        depth_of = {self[alive]: depth for depth, alive in runs}  # of masks that become the same, the deepest
+        depth_of.pop(0, None)
+        return [(depth, mask) for mask, depth in depth_of.items()]
 
 
 class Source(NamedTuple):
@@ -50,6 +52,12 @@ class Source(NamedTuple):
 
     get: Callable[[int], int | None]
     translation: Translation | None = None
+
+    def seen(self, mask: int | None) -> int:
+        """Return what was got, in the numbering of the walk."""
+        if not mask or self.translation is None:
+            return mask or 0
+        return self.translation[mask]
 
 
 def walk(keys: Sequence[int], alive: int, sources: Sequence[Source], known: Runs | None = None) -> Runs:
@@ -63,12 +71,14 @@ def walk(keys: Sequence[int], alive: int, sources: Sequence[Source], known: Runs
     found: Runs = []
     start = 0
     for end, sure in (*(known or ()), (len(keys), 0)):
-        for depth, left in _falls(keys, start, end, alive & ~sure, sources):
-            if depth:
-                found.append((depth, alive))
-            alive = left | (alive & sure)
-            if not alive:
-                return found
+        doubtful = alive & ~sure
+        if doubtful and start < end:
+            for depth, left in _falls(keys, start, end, doubtful, sources):
+                if depth:
+                    found.append((depth, alive))
+                alive = left | (alive & sure)
+                if not alive:
+                    return found
         start = end
     if alive and keys:
         found.append((len(keys), alive))
@@ -77,28 +87,38 @@ def walk(keys: Sequence[int], alive: int, sources: Sequence[Source], known: Runs
 
 def _falls(keys: list[int], start: int, end: int, alive: int, sources: Sequence[Source]) -> Iterator[tuple[int, int]]:
     """Yield each position between `start` and `end` that not all of `alive` hold, and who is left then."""
-    step = _CHUNK if len(sources) > 1 else len(keys)
-    (get, translation), *others = sources
+    source, *others = sources
+    step = _CHUNK if others else len(keys)
     while alive and start < end:
         stop = min(start + step, end)
         coming = iter(keys[start:stop])  # a run's first key has been taken from it when the run comes
-        for mask, run in groupby(map(get, coming)):
-            held = translation[mask or 0] if translation is not None else mask or 0
-            lacking = alive & ~held
+        for mask, run in groupby(map(source.get, coming)):
+            lacking = alive & ~source.seen(mask)
             if not lacking:
                 continue
             begin = stop - length_hint(coming) - 1
-            rest = alive ^ lacking
-            if others:
-                for position, left in _falls(keys, begin, begin + len(list(run)), lacking, others):
+            gone = lacking & ~_held(others, keys[begin])
+            if gone:
+                alive ^= gone
+                yield begin, alive
+                if not alive:
+                    return
+            if gone != lacking:
+                rest = alive & ~lacking
+                for position, left in _falls(keys, begin, begin + len(list(run)), lacking ^ gone, others):
                     alive = rest | left
                     yield position, alive
-            else:
-                alive = rest
-                yield begin, alive
-            if not alive:
-                return
+                if not alive:
+                    return
         start = stop
+
+
+def _held(sources: Sequence[Source], key: int) -> int:
+    """Return who holds a key by any of some sources."""
+    held = 0
+    for source in sources:
+        held |= source.seen(source.get(key))
+    return held
 
 
 def among(runs: Runs, mask: int) -> Runs:
