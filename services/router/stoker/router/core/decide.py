@@ -15,7 +15,7 @@ from stoker.router.core.fleet import Fleet
 from stoker.router.core.match import Match, match
 from stoker.router.core.panel import Panel
 from stoker.router.core.seats import Bools, Floats
-from stoker.router.core.values import Decision, Reason, Request
+from stoker.router.core.values import Decision, Reason, Request, RoutingConfig
 
 STOKER = "stoker"
 ROUND_ROBIN = "round_robin"
@@ -86,7 +86,8 @@ class Weighed(NamedTuple):
     cost: Floats
     load: Floats
     weight: Floats
-    bound: Floats
+    total: float
+    """The load of all, in tokens."""
     ring_key: int
     home: int | None
     """The row of the home on the ring, None if that is no candidate."""
@@ -101,16 +102,21 @@ def weigh(request: Request, fleet: Fleet, panel: Panel, now: float, rng: Random)
     load = fleet.load.loads(now)[panel.seats]
     prefill = float(request.prompt_tokens) - found.cached
     weight = prefill + config.kv_weight * (request.prompt_tokens + request.output_tokens)
-    slack = (1.0 + config.epsilon) / panel.capacities
-    share = np.ceil(slack * (load.sum() + weight) * panel.capacity)
     fresh = prefill
     if home is not None:
         unknown = max(0, request.prompt_tokens - request.block_size * found.deepest)
         fresh = prefill.copy()
         fresh[home] -= config.home_credit * unknown
     cost = (load + config.miss_weight * fresh) / fleet.rates.column[panel.seats]
-    bound = np.maximum(share, config.floor_tokens)
-    return Weighed(panel, found, request.block_size, cost, load, weight, bound, key, home)
+    return Weighed(panel, found, request.block_size, cost, load, weight, float(load.sum()), key, home)
+
+
+def _bound(weighed: Weighed, config: RoutingConfig, rows: int | slice = slice(None)) -> Floats:
+    """Return the bound of one row or of all, in tokens."""
+    slack = (1.0 + config.epsilon) / weighed.panel.capacities
+    share = slack * (weighed.total + weighed.weight[rows]) * weighed.panel.capacity[rows]
+    bound: Floats = np.maximum(np.ceil(share), config.floor_tokens)
+    return bound
 
 
 def _ring_key(request: Request, shown: int, rng: Random) -> int:
@@ -133,21 +139,23 @@ def _ranks(weighed: Weighed, fleet: Fleet) -> dict[int, int]:
 
 def _choose(weighed: Weighed, fleet: Fleet) -> tuple[int, bool]:
     """Return the row of the cheapest that is open, or of the one least over its bound; and whether any is open."""
-    load, weight, bound, cost = weighed.load, weighed.weight, weighed.bound, weighed.cost
+    load, weight, cost = weighed.load, weighed.weight, weighed.cost
+
+    def opened(row: int) -> bool:
+        return bool(load[row] + weight[row] <= _bound(weighed, fleet.config, row))
+
     best = int(cost.argmin())
-    if load[best] + weight[best] > bound[best]:
-        over = load + weight - bound
+    if not opened(best):
+        over = load + weight - _bound(weighed, fleet.config)
         cost = np.where(over <= 0.0, cost, np.inf)
         best = int(cost.argmin())
         if over[best] > 0.0:
             return _first(weighed, fleet, over == over.min(), lambda row: True), False
     lowest = round(float(cost[best]), ALIKE_DIGITS)
-
-    def tied(row: int) -> bool:
-        is_open = load[row] + weight[row] <= bound[row]
-        return bool(is_open) and round(float(cost[row]), ALIKE_DIGITS) == lowest
-
-    return _first(weighed, fleet, cost <= lowest + _ALIKE_S, tied), True
+    near = cost <= lowest + _ALIKE_S
+    return _first(
+        weighed, fleet, near, lambda row: round(float(cost[row]), ALIKE_DIGITS) == lowest and opened(row)
+    ), True
 
 
 def _first(weighed: Weighed, fleet: Fleet, near: Bools, tied: Callable[[int], bool]) -> int:
@@ -181,7 +189,7 @@ def _explained(weighed: Weighed, fleet: Fleet) -> Explanation:
         weighed.cost,
         weighed.load,
         weighed.weight,
-        weighed.bound,
+        _bound(weighed, fleet.config),
         size * found.exact,
         size * np.maximum(found.exact, found.believed),
         found.cached,

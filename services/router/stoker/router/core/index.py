@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -169,20 +171,17 @@ class BlockIndex:
 
     def runs(self, keys: Sequence[int]) -> dict[Tier, Runs]:
         """Return how far each seat gets along `keys` in each tier that holds anything, faster tiers included."""
-        found: dict[Tier, Runs] = {}
-        known: Runs = []
-        alive, sources = 0, list[Source]()
-        for tier, index in self._tiers.items():
-            if not index.blocks:
-                continue
-            seated = self._seats_in(tier)
-            alive |= seated[index.live]
-            sources.append(Source(index.blocks.get, seated))
-            if len(sources) == 1:  # spares the translation of every mask
-                known = seated.runs(walk(keys, index.live, [Source(index.blocks.get)]))
-            else:
-                known = walk(keys, alive, sources, known)
-            found[tier] = known
+        used = [(tier, index) for tier, index in self._tiers.items() if index.blocks]
+        if not used:
+            return {}
+        # The first walk is in the tier's own bits, which spares the translation of its masks.
+        (tier, index), *slower = used
+        known = self._seats_in(tier).runs(walk(keys, index.live, [Source(index.blocks.get)]))
+        found = {tier: known}
+        for number, (tier, _) in enumerate(slower, 2):
+            sources = [Source(each.blocks.get, self._seats_in(name)) for name, each in used[:number]]
+            alive = reduce(or_, (self._seats_in(name)[each.live] for name, each in used[:number]))
+            known = found[tier] = walk(keys, alive, sources, known)
         return found
 
     def depth(self, replica: str, keys: Sequence[int]) -> int:

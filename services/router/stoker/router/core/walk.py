@@ -42,9 +42,7 @@ class Translation(dict[int, int]):
 
     def runs(self, runs: Runs) -> Runs:
         """Return runs in the other numbering, without those that it does not know."""
-        depth_of = {self[alive]: depth for depth, alive in runs}  # of masks that become the same, the deepest
-        depth_of.pop(0, None)
-        return [(depth, mask) for mask, depth in depth_of.items()]
+        return [(depth, mask) for depth, alive in runs if (mask := self[alive])]
 
 
 class Source(NamedTuple):
@@ -88,6 +86,9 @@ def walk(keys: Sequence[int], alive: int, sources: Sequence[Source], known: Runs
 def _falls(keys: list[int], start: int, end: int, alive: int, sources: Sequence[Source]) -> Iterator[tuple[int, int]]:
     """Yield each position between `start` and `end` that not all of `alive` hold, and who is left then."""
     source, *others = sources
+    if not others and source.translation is None:
+        yield from _falls_of_one(keys, start, end, alive, source.get)
+        return
     step = _CHUNK if others else len(keys)
     while alive and start < end:
         stop = min(start + step, end)
@@ -111,6 +112,20 @@ def _falls(keys: list[int], start: int, end: int, alive: int, sources: Sequence[
                 if not alive:
                     return
         start = stop
+
+
+def _falls_of_one(
+    keys: list[int], start: int, end: int, alive: int, get: Callable[[int], int | None]
+) -> Iterator[tuple[int, int]]:
+    """The same for a single source, which needs no looking back: what nearly every walk comes to."""
+    coming = iter(keys[start:end])
+    for mask, _ in groupby(map(get, coming)):
+        left = alive & mask if mask else 0
+        if left != alive:
+            alive = left
+            yield end - length_hint(coming) - 1, alive
+            if not alive:
+                return
 
 
 def _held(sources: Sequence[Source], key: int) -> int:
