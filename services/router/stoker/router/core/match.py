@@ -46,14 +46,11 @@ def match(request: Request, fleet: Fleet, panel: Panel, now: float) -> Match:
         return column if speaks is None else column * speaks
 
     size = float(request.block_size)
-    exact = held = np.zeros(0)
-    for number, (tier, runs) in enumerate(tiers.items()):
+    exact = held = np.zeros(len(panel))
+    for tier, runs in tiers.items():
         # Each tier adds what the faster ones lack, at its own credit.
         before, exact = exact, by_row(runs)
-        gain = fleet.config.tier_credit[tier] * size * (exact - before if number else exact)
-        held = held + gain if number else gain
-    if not tiers:
-        exact = held = np.zeros(len(panel))
+        held = held + fleet.config.tier_credit[tier] * size * (exact - before)
     trust = None if trusts is None else trusts[seats]
     believed = exact if trust is None else np.where(trust == 1.0, exact, 0.0)
     worth, credit = held, fleet.config.speculative_credit * size
