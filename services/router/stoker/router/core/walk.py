@@ -42,7 +42,17 @@ class Translation(dict[int, int]):
 
     def runs(self, runs: Runs) -> Runs:
         """Return runs in the other numbering, without those that it does not know."""
-        return [(depth, mask) for depth, alive in runs if (mask := self[alive])]
+        found: Runs = []
+        before = mask = 0
+        for depth, alive in runs:
+            lost = before ^ alive
+            # Whichever is smaller: a long way on which one after the other falls behind must not cost its square.
+            mask = self[alive] if alive.bit_count() <= lost.bit_count() else mask & ~self[lost]
+            if not mask:
+                break
+            found.append((depth, mask))
+            before = alive
+        return found
 
 
 class Source(NamedTuple):
