@@ -142,7 +142,8 @@ def _choose(weighed: Weighed, fleet: Fleet) -> tuple[int, bool]:
     load, weight, cost = weighed.load, weighed.weight, weighed.cost
 
     def opened(row: int) -> bool:
-        return bool(load[row] + weight[row] <= _bound(weighed, fleet.config, row))
+        tokens = float(load[row] + weight[row])
+        return tokens <= fleet.config.floor_tokens or tokens <= float(_bound(weighed, fleet.config, row))
 
     best = int(cost.argmin())
     if not opened(best):

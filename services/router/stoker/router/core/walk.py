@@ -76,12 +76,13 @@ def walk(keys: Sequence[int], alive: int, sources: Sequence[Source], known: Runs
     """
     if not isinstance(keys, list):
         keys = list(keys)  # whose iterators can tell where they are
+    falls = _falls_of_one if len(sources) == 1 and sources[0].translation is None else _falls
     found: Runs = []
     start = 0
     for end, sure in (*(known or ()), (len(keys), 0)):
         doubtful = alive & ~sure
         if doubtful and start < end:
-            for depth, left in _falls(keys, start, end, doubtful, sources):
+            for depth, left in falls(keys, start, end, doubtful, sources):
                 if depth:
                     found.append((depth, alive))
                 alive = left | (alive & sure)
@@ -96,9 +97,6 @@ def walk(keys: Sequence[int], alive: int, sources: Sequence[Source], known: Runs
 def _falls(keys: list[int], start: int, end: int, alive: int, sources: Sequence[Source]) -> Iterator[tuple[int, int]]:
     """Yield each position between `start` and `end` that not all of `alive` hold, and who is left then."""
     source, *others = sources
-    if not others and source.translation is None:
-        yield from _falls_of_one(keys, start, end, alive, source.get)
-        return
     step = _CHUNK if others else len(keys)
     while alive and start < end:
         stop = min(start + step, end)
@@ -125,9 +123,10 @@ def _falls(keys: list[int], start: int, end: int, alive: int, sources: Sequence[
 
 
 def _falls_of_one(
-    keys: list[int], start: int, end: int, alive: int, get: Callable[[int], int | None]
+    keys: list[int], start: int, end: int, alive: int, sources: Sequence[Source]
 ) -> Iterator[tuple[int, int]]:
     """The same for a single source, which needs no looking back: what nearly every walk comes to."""
+    get = sources[0].get
     coming = iter(keys[start:end])
     for mask, _ in groupby(map(get, coming)):
         left = alive & mask if mask else 0
