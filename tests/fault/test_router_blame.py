@@ -96,6 +96,23 @@ async def test_a_stored_response_that_does_not_come_is_a_timeout() -> None:
             assert "tiny-0" in await answer.text()
 
 
+async def test_other_methods_on_a_stored_response_do_not_reach_its_engine() -> None:
+    asked: list[str] = []
+
+    async def stores(request: web.BaseRequest) -> web.StreamResponse:
+        asked.append(request.method)
+        return web.json_response({"id": "resp_1", "object": "response"})
+
+    async with router_before(stores, "limits.idle_s=0.3") as app, aiohttp.ClientSession() as http:
+        url = f"http://127.0.0.1:{app.http_port}/v1/responses"
+        async with http.post(url, json={"model": "tiny", "input": "x"}) as answer:
+            assert answer.status == 200, await answer.text()
+        for method, path, allowed in (("HEAD", "resp_1", "GET"), ("GET", "resp_1/cancel", "POST")):
+            async with http.request(method, f"{url}/{path}") as answer:
+                assert (answer.status, answer.headers.get("Allow")) == (405, allowed)
+        assert asked == ["POST"]
+
+
 class SilentAgent(inference_pb2_grpc.InferenceServiceServicer):
     """Begins each stream, and says so many words before it falls silent."""
 

@@ -187,3 +187,70 @@ async def test_a_frozen_engine_is_left_alone_and_taken_back(tmp_path: Path) -> N
         finally:
             process.send_signal(signal.SIGCONT)
         await eventually(lambda: not fleet.health.ejected("tiny-0", app.router.clock()), "taken back", within_s=13.0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_waits_at_a_frozen_engine_is_served_by_another(tmp_path: Path, stream: bool) -> None:
+    settings = ("checks.timeout_s=0.3", "health.failures=2", "health.pause_s=30")
+    async with stack(tmp_path, *settings, count=3) as running:
+        app, process = running.app, running.engines["tiny-0"].process
+        frozen = app.view.targets["tiny-0"]
+
+        async def ask(number: int) -> tuple[int, str]:
+            body = {"model": "tiny", "prompt": f"{number} " * 60, "max_tokens": 2, "stream": stream}
+            async with running.http.post(f"{running.url}/v1/completions", json=body) as answer:
+                said = await answer.read()
+                assert b"error" not in said
+                return answer.status, answer.headers["x-stoker-replica"]
+
+        process.send_signal(signal.SIGSTOP)
+        try:
+            asked = [asyncio.create_task(ask(number)) for number in range(12)]
+            await eventually(lambda: frozen.in_flight > 0, "somebody waits at the frozen engine")
+            async with asyncio.timeout(30):
+                answers = await asyncio.gather(*asked)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert {status for status, _ in answers} == {200}
+        assert "tiny-0" not in {name for _, name in answers}
+        assert not frozen.waiting
+
+
+async def test_where_nobody_else_can_serve_the_frozen_engine_is_waited_for(tmp_path: Path) -> None:
+    async with stack(tmp_path, "checks.timeout_s=0.2", "health.failures=1", count=1) as running:
+        process, target = running.engines["tiny-0"].process, running.app.view.targets["tiny-0"]
+        process.send_signal(signal.SIGSTOP)
+        try:
+            body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+            asked = asyncio.create_task(running.post("/v1/completions", body))
+            await eventually(lambda: target.in_flight == 1, "it waits")
+            target.found_dead()
+            assert len(target.waiting) == 1, "it has nowhere to go"
+        finally:
+            process.send_signal(signal.SIGCONT)
+        status, _, _ = await asked
+        assert status == 200
+
+
+@pytest.mark.parametrize("status", [500, 501, 503])
+async def test_a_request_that_no_engine_can_serve_takes_out_one_replica_at_most(status: int) -> None:
+    async def engine(request: aiohttp.web.BaseRequest) -> aiohttp.web.Response:
+        if request.path == "/health":
+            return aiohttp.web.Response()
+        return aiohttp.web.Response(status=status, text="no")
+
+    listeners = [
+        await asyncio.get_running_loop().create_server(aiohttp.web.Server(engine), "127.0.0.1", 0) for _ in range(9)
+    ]
+    urls = [f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}" for listener in listeners]
+    async with running_router("parity=false") as app, aiohttp.ClientSession() as http:
+        tell(app, *[replica(f"r-{number}", url) for number, url in enumerate(urls)])
+        health, now = app.view.pools["tiny"].fleet.health, app.router.clock
+        for number in range(80):
+            body = {"model": "tiny", "prompt": f"{number} " * 40}
+            async with http.post(f"http://127.0.0.1:{app.http_port}/v1/completions", json=body) as answer:
+                assert answer.status == status
+        out = [name for name in app.view.targets if health.ejected(name, now())]
+        assert len(out) == (0 if status == 501 else 1)
+    for listener in listeners:
+        listener.close()

@@ -127,3 +127,23 @@ async def test_digests_still_steer_after_the_registry_was_killed(tmp_path: Path,
 
         await until("the digest steers again", exact, within_s=20)
         assert pool.fleet.index.trust(home, fleet.router.router.clock()) == 1.0
+
+
+async def test_a_generation_that_waits_at_a_frozen_engine_moves_to_another(
+    tmp_path: Path, etcd_alone: EtcdServer
+) -> None:
+    settings = ("checks.timeout_s=0.3", "health.failures=2", "health.pause_s=30")
+    async with running_fleet(tmp_path, etcd_alone, settings=settings) as fleet:
+        frozen = fleet.router.view.targets["tiny-0"]
+        pid = pid_on_port(fleet, int(frozen.url.rsplit(":", 1)[1]))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            asked = [asyncio.create_task(by_grpc(fleet, text(f"{number} " * 60))) for number in range(10)]
+            await eventually(lambda: frozen.in_flight > 0, "somebody waits at the frozen engine")
+            async with asyncio.timeout(25):
+                answers = await asyncio.gather(*asked)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert {answer[0].started.replica_id for answer in answers} == {"tiny-1"}
+        assert all(answer[-1].HasField("finished") for answer in answers)
+        assert not frozen.waiting

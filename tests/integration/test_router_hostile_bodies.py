@@ -38,7 +38,10 @@ HOSTILE = {
     "numbers": filled(b"0,"),
     "large numbers": filled(b"123456,"),
     "keys": b'{"model":"tiny","prompt":"x"' + b"".join(b',"%x":0' % n for n in range(BODY // 12)) + b"}",
-    "few lists, below all bounds": filled(b"[],", size=140_000),
+    "few lists": filled(b"[],", size=140_000),
+    "lists, just few enough to skip": filled(b"[],", size=2_900_000),
+    "lists, just few enough to decode": filled(b"[],", size=72_000),
+    "numbers, just few enough to decode": filled(b"123456,", size=6_900_000),
     "text": filled(b"word ", before=b'"', after=b'"'),
     "escapes": filled(b"\\n", before=b'"', after=b'"', size=BODY // 2),
     "a long chat": (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stoker.bench.replay import Delays, Hardware, Outcome, pooled_hit_rate, replay
+from stoker.bench.replay import Delays, Hardware, Job, Outcome, pooled_hit_rate, replay
 from stoker.bench.traces import common_prefix_trace, mooncake_trace, workload_jobs
 from stoker.bench.workloads import WORKLOADS
 from stoker.router.core import RoutingConfig
@@ -91,6 +92,18 @@ def test_with_many_clients_waiting_in_the_router_beats_one_pooled_cache(workload
     assert sum(o.hit_rate for o in held) > sum(pooled_hit_rate(j, 3 * SMALL.kv_blocks) for j in jobs)
     assert sum(o.ttft(0.5) for o in held) <= 0.7 * sum(o.ttft(0.5) for o in sent)
     assert sum(o.ttft(0.99) for o in held) <= sum(o.ttft(0.99) for o in sent)
+
+
+def test_one_hot_prefix_uses_the_whole_fleet() -> None:
+    jobs = [
+        Job(at=number / 20, keys=(*range(80), *range(1_000 * number, 1_000 * number + 6)), prompt_tokens=86 * 32)
+        for number in range(1, 301)
+    ]  # more than one replica can do, less than three
+    hardware = replace(SMALL, kv_blocks=3_000, cores=0)
+    held = replay(jobs, replicas=3, hardware=hardware)
+    sent = replay(jobs, replicas=3, hardware=hardware, config=AT_ONCE)
+    assert held.requests_per_s >= 0.8 * sent.requests_per_s
+    assert min(held.served.values()) >= len(jobs) / 6
 
 
 def test_unique_prompts_lose_nothing() -> None:

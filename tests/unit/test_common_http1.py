@@ -102,6 +102,21 @@ async def test_the_request_arrives_as_it_was_given() -> None:
     ]
 
 
+async def test_headers_pass_as_the_bytes_they_are() -> None:
+    heard: list[bytes] = []
+    value = "Jürgen \udcff"  # as aiohttp reads what is no UTF-8
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await head_of(reader))
+        writer.write(b"HTTP/1.1 204 No Content\r\nX-Who: J\xc3\xbcrgen \xff\r\n\r\n")
+
+    async with served(script) as server, client() as asking:
+        exchange = await (await asking.send("GET", server.url, [("X-Who", value)])).head()
+        assert (exchange.status, exchange.headers) == (204, [("X-Who", value)])
+        assert await exchange.read() == b""
+    assert b"X-Who: J\xc3\xbcrgen \xff\r\n" in heard[0]
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -22,6 +22,7 @@ from stoker.common.certificates import BadCertificate
 from stoker.common.channels import Channels
 from stoker.common.config import ConfigError
 from stoker.common.tls import ServerTlsConfig, Tls, TlsConfig
+from stoker.etcd import Tls as EtcdTls
 from tests.support.certificates import Authority, Files, Pair
 from tests.support.etcd import eventually
 
@@ -391,3 +392,10 @@ def test_an_old_authority_beside_a_new_one_is_no_alarm(files: Files, authority: 
         Tls(config(files))
     assert {entry["event"] for entry in logs} == {"tls.taken"}
     assert expiry("tls.ca") == authority.own.ends
+
+
+def test_no_key_is_shown_by_accident(files: Files) -> None:
+    secure = Tls(config(files))
+    assert b"PRIVATE KEY" in files.key.read_bytes()
+    assert "PRIVATE KEY" not in repr(secure._material)
+    assert "PRIVATE KEY" not in repr(EtcdTls(*secure.client_pem()))

@@ -35,7 +35,7 @@ class DefectiveReport(ReportSession):
         super().__init__(NOWHERE, node("n"))
         self.again = asyncio.Event()
 
-    async def _stream(self, endpoint: str, channel: grpc.aio.Channel) -> None:
+    async def _stream(self, endpoint: str, channel: grpc.aio.Channel) -> bool:
         self.tries += 1
         if self.tries == 3:
             self.again.set()

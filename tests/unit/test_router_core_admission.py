@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ from stoker.router.core import (
     AdmissionQueue,
     Dispatched,
     Fleet,
+    Outcome,
     Replica,
     Request,
     RoutingConfig,
@@ -77,6 +79,25 @@ def test_what_another_router_sent_is_waited_for_too() -> None:
     made.overhear(Dispatched.of(request, decide(request, elsewhere, 0.0, RNG)), 0.0, 0.05)
     assert made.busy("a", 1.4)
     assert not made.busy("a", 1.6)
+
+
+def test_a_router_whose_prefills_end_sooner_than_thought_does_not_keep_the_others_waiting() -> None:
+    made, elsewhere = fleet("a"), fleet("a")
+    request = prompt(1, 100)  # 1.6 s by the measured rate; in truth 1 s, when the other router sends its next
+    told = Dispatched.of(request, decide(request, elsewhere, 0.0, RNG))
+    free = 0
+    for second in range(100):
+        made.overhear(told, float(second), second + 0.05)
+        assert made.load.backlog("a", RATE, second + 0.05) <= 1.6
+        free += not made.busy("a", second + 0.9)
+    assert free >= 30
+
+
+def test_what_another_router_sends_together_is_waited_for_together() -> None:
+    made = fleet("a")
+    for _ in range(7):
+        made.overhear(Dispatched("a", (), 16, 16), 0.0, 0.02)
+    assert made.load.backlog("a", RATE, 0.0) == pytest.approx(0.112)
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -186,3 +207,43 @@ def test_who_comes_back_from_a_failed_replica_keeps_its_age() -> None:
     granted = queue.grant(made, 10.0, RNG)
     assert granted is not None
     assert granted.ticket == returned
+
+
+def test_who_waits_for_a_hot_prefix_goes_to_an_idle_replica_once_it_has_waited_as_long_as_a_miss_costs() -> None:
+    made, queue = fleet("a", "b"), AdmissionQueue(10)
+    warm = prompt(1, 100)  # 1.6 s of prefill where nothing of it is cached
+    made.snapshot("a", Snapshot(1, 2, {Tier.GPU: list(warm.keys)}), 0.0)
+    made.load.dispatch("a", 200.0, 0.0, 0.0)
+    ticket = join(queue, made, warm, 0.0)
+    patience = made.config.miss_weight * 1.6
+    assert queue.grant(made, patience - 0.1, RNG) is None
+    granted = queue.grant(made, patience + 0.1, RNG)
+    assert granted is not None
+    assert (granted.ticket, granted.decision and granted.decision.replica) == (ticket, "b")
+
+
+def test_who_can_go_nowhere_else_waits_on() -> None:
+    made, queue = fleet("a", "b"), AdmissionQueue(10)
+    made.load.dispatch("a", 200.0, 0.0, 0.0)
+    join(queue, made, replace(prompt(1, 100), exclude=frozenset({"b"})), 0.0)
+    assert queue.grant(made, 1_000.0, RNG) is None
+
+
+def test_nobody_spills_to_an_ejected_replica() -> None:
+    made, queue = fleet("a", "b", "c"), AdmissionQueue(10)
+    for name in ("a", "c"):
+        made.load.dispatch(name, 200.0, 0.0, 0.0)
+    for _ in range(3):
+        made.observe("b", Outcome.FAULT, 999.0)
+    join(queue, made, prompt(1, 100), 0.0)
+    assert queue.grant(made, 1_000.0, RNG) is None
+
+
+def test_those_who_want_a_busy_replica_do_not_hold_up_those_behind_them_who_want_another() -> None:
+    made, queue = fleet("a", "b"), AdmissionQueue(200)
+    made.load.dispatch("a", 200.0, 0.0, 0.0)
+    for number in range(100):
+        join(queue, made, replace(prompt(number, 5), exclude=frozenset({"b"})), 0.0)
+    free = join(queue, made, replace(prompt(200, 5), exclude=frozenset({"a"})), 0.0)
+    granted = [queue.grant(made, 0.0, RNG) for _ in range(4)]
+    assert [grant.ticket for grant in granted if grant is not None] == [free]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
+from statistics import median
 
 import aiohttp
 import msgspec
@@ -30,6 +31,9 @@ class PathFigures:
     p99_ms: float
     added_p50_ms: float
     """Over the engine called directly, in the same run."""
+    first_p50_ms: float
+    """Until the first output: over gRPC the rest of a stream follows it."""
+    added_first_p50_ms: float
     requests: int
 
 
@@ -48,45 +52,53 @@ async def measure(bench: Bench, *, requests: int, prompt_bytes: int, seed: int, 
     ):
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
 
-        async def post(base: str, prompt: str) -> None:
+        async def post(base: str, prompt: str) -> float:
             body = msgspec.json.encode({"model": bench.model, "prompt": prompt, "max_tokens": 1, "temperature": 0})
             headers = {"content-type": "application/json"}
             async with session.post(f"{base}/v1/completions", data=body, headers=headers) as answer:
+                await answer.content.readany()
+                first = time.perf_counter()
                 await answer.read()
                 if answer.status != 200:
                     raise StokerError(f"{base} answered HTTP {answer.status}", reason="BENCH_FAILED")
+                return first
 
-        async def generate(prompt: str) -> None:
+        async def generate(prompt: str) -> float:
             sampling = inference_pb2.Sampling(max_tokens=1, temperature=0)
             request = inference_pb2.GenerateRequest(model=bench.model, text=prompt, sampling=sampling)
-            async for _ in stub.Generate(request, timeout=30):
-                pass
+            first = 0.0
+            async for response in stub.Generate(request, timeout=30):
+                if not first and response.HasField("delta"):
+                    first = time.perf_counter()
+            return first
 
-        paths: dict[str, Callable[[str], Awaitable[None]]] = {
+        # Each tells when the first output came.
+        paths: dict[str, Callable[[str], Awaitable[float]]] = {
             "engine": lambda prompt: post(bench.engines[0], prompt),
             "router HTTP": lambda prompt: post(bench.http[0], prompt),
             "router gRPC": generate,
         }
         times: dict[str, list[float]] = {path: [] for path in paths}
+        firsts: dict[str, list[float]] = {path: [] for path in paths}
         for number in range(requests + _DISCARDED):
             for path in rng.sample(list(paths), len(paths)):
                 began = time.perf_counter()
-                await paths[path](f"{stem} {number:07d}")
+                first = await paths[path](f"{stem} {number:07d}")
+                firsts[path].append((first - began) * 1000)
                 times[path].append((time.perf_counter() - began) * 1000)
             if number % 20 == 0:
                 say(f"latency: {number} of {requests} rounds")
-    return _figures({path: values[_DISCARDED:] for path, values in times.items()})
+    return [_figures(path, times, firsts) for path in paths]
 
 
-def _figures(times: dict[str, list[float]]) -> list[PathFigures]:
-    direct = quantile(times["engine"], 0.5) or 0.0
-    return [
-        PathFigures(
-            path=path,
-            p50_ms=(p50 := quantile(values, 0.5) or 0.0),
-            p99_ms=quantile(values, 0.99) or 0.0,
-            added_p50_ms=p50 - direct,
-            requests=len(values),
-        )
-        for path, values in times.items()
-    ]
+def _figures(path: str, times: dict[str, list[float]], firsts: dict[str, list[float]]) -> PathFigures:
+    whole, first = times[path][_DISCARDED:], firsts[path][_DISCARDED:]
+    return PathFigures(
+        path=path,
+        p50_ms=median(whole),
+        p99_ms=quantile(whole, 0.99) or 0.0,
+        added_p50_ms=median(whole) - median(times["engine"][_DISCARDED:]),
+        first_p50_ms=median(first),
+        added_first_p50_ms=median(first) - median(firsts["engine"][_DISCARDED:]),
+        requests=len(whole),
+    )

@@ -98,7 +98,7 @@ def load_pair(context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
 
 def load_authorities(context: ssl.SSLContext, pem: bytes) -> None:
     """Make a context trust a bundle. Raises ssl.SSLError or ValueError."""
-    context.load_verify_locations(cadata=b"\n".join(match[0] for match in _CERTIFICATE.finditer(pem)).decode())
+    context.load_verify_locations(cadata=b"\n".join(match[0] for match in _CERTIFICATE.finditer(pem)).decode("ascii"))
 
 
 class _Encrypted(Exception):

@@ -1,7 +1,8 @@
 """HTTP/1.1 to engines: a request leaves at once, its response streams, its connection is kept.
 
 Of what a general client offers, engines need little, and the rest costs more time than the routing decision: there
-are no redirects, cookies, proxies, compression or TLS here. One request at a time on a connection, none is repeated.
+are no redirects, cookies, proxies, compression, TLS or HEAD here. One request at a time on a connection, none is
+repeated.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 13_000),
 )
 _MAX_HEAD_BYTES = 64 * 1024
+_TEXT = ("utf-8", "surrogateescape")  # headers come and go as the bytes they are, as in aiohttp
 
 
 class Broken(ConnectionError):
@@ -63,7 +65,7 @@ class Client:
             lines.append(f"Content-Length: {len(body)}")
         if any("\n" in line or "\r" in line for line in lines) or " " in target:
             raise ValueError("a line break or a space where HTTP allows none")
-        head = "\r\n".join((*lines, "", "")).encode("latin-1", "replace")
+        head = "\r\n".join((*lines, "", "")).encode(*_TEXT)
         connection = self._free(address) or await self._connect(address)
         return connection.begin(head + body if len(body) < _MAX_HEAD_BYTES else (head, body))
 
@@ -316,7 +318,7 @@ class _Connection(asyncio.Protocol):
         exchange = self._exchange
         if exchange is None or exchange.status:
             return
-        exchange.headers.append((name.decode("latin-1"), value.decode("latin-1")))
+        exchange.headers.append((name.decode(*_TEXT), value.decode(*_TEXT)))
         self._framed = self._framed or name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:

@@ -142,7 +142,10 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StokerError)
 
 
 class _ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns what handlers raise into statuses."""
+    """Turns what handlers raise into statuses. Each handler is guarded once, not once a call."""
+
+    def __init__(self) -> None:
+        self._guarded: dict[str, tuple[grpc.RpcMethodHandler[Any, Any], grpc.RpcMethodHandler[Any, Any]]] = {}
 
     async def intercept_service(
         self,
@@ -150,20 +153,27 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith("/stoker."):
-            return handler
         method = handler_call_details.method
-        wrap = _guard_stream if handler.response_streaming else _guard_unary
-        kind = ("stream" if handler.request_streaming else "unary") + (
-            "_stream" if handler.response_streaming else "_unary"
-        )
-        factory = getattr(grpc, f"{kind}_rpc_method_handler")
-        read = _DecodedEach if handler.request_streaming else _decoded
-        return factory(  # type: ignore[no-any-return]
-            wrap(getattr(handler, kind), read, method),
-            request_deserializer=_lenient(handler.request_deserializer),
-            response_serializer=handler.response_serializer,
-        )
+        if handler is None or not method.startswith("/stoker."):
+            return handler
+        known = self._guarded.get(method)
+        if known is None or known[0] is not handler:
+            known = self._guarded[method] = (handler, _guarded(handler, method))
+        return known[1]
+
+
+def _guarded(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+    wrap = _guard_stream if handler.response_streaming else _guard_unary
+    kind = ("stream" if handler.request_streaming else "unary") + (
+        "_stream" if handler.response_streaming else "_unary"
+    )
+    factory = getattr(grpc, f"{kind}_rpc_method_handler")
+    read = _DecodedEach if handler.request_streaming else _decoded
+    return factory(  # type: ignore[no-any-return]
+        wrap(getattr(handler, kind), read, method),
+        request_deserializer=_lenient(handler.request_deserializer),
+        response_serializer=handler.response_serializer,
+    )
 
 
 class _Undecodable:

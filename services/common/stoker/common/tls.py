@@ -12,7 +12,7 @@ import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import grpc
@@ -62,7 +62,7 @@ class _Material:
     """What the files held at one moment, checked."""
 
     chain: bytes = b""
-    key: bytes = b""
+    key: bytes = field(default=b"", repr=False)
     client_ca: bytes = b""
     ca: bytes = b""
     validity: tuple[tuple[str, str, Validity], ...] = ()

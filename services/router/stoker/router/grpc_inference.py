@@ -6,6 +6,7 @@ Only the request and the first response are decoded: the rest of a stream costs 
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
@@ -34,8 +35,13 @@ Context = grpc.aio.ServicerContext[Any, Any]
 M = TypeVar("M", bound=Message)
 
 _ELSEWHERE = {Code.UNAVAILABLE}
+_ANSWERED = {"ENGINE_ERROR", "ENGINE_UNAVAILABLE"}
+"""The engine lives, and says that it failed."""
 _FAULTS = {Code.UNAVAILABLE, Code.INTERNAL, Code.DEADLINE_EXCEEDED}
 
+
+# The first byte of a response that is the last one: the tag of its only field.
+_FINISHED = inference_pb2.GenerateResponse(finished=inference_pb2.Finished()).SerializeToString()[:1]
 
 _Stream = grpc.aio.UnaryStreamCall[bytes, bytes]
 
@@ -61,6 +67,7 @@ class InferenceServer:
         self._router = router
         self._channels = channels
         self._limits = limits
+        self._ending: set[_Stream] = set()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register all methods. Those that relay take and give bytes."""
@@ -106,9 +113,9 @@ class InferenceServer:
                     request.SerializeToString(), timeout=self._time_left(context), metadata=_trace(context)
                 )
                 started: bytes | None = None
-                flowing = False
+                flowing = finished = False
                 try:
-                    while (message := await self._next(call, decided, flowing)) is not None:
+                    while not finished and (message := await self._next(call, flight, flowing, tried)) is not None:
                         if started is None:
                             # Held back until output follows: until then another replica can still take over.
                             started = _started(message, request.request_id, decided)
@@ -118,13 +125,15 @@ class InferenceServer:
                             flight.first_token()
                             account.first_token()
                             yield started
+                        finished = message[:1] == _FINISHED
                         yield message
                     if not flowing and started is not None:
                         yield started
                     flight.served()
                 except _Silent:
                     flight.faulted()
-                    raise
+                    if not flight.moved:
+                        raise
                 except grpc.aio.AioRpcError as error:
                     failure = rpc.error_from(error)
                     self._blame(flight, failure, context)
@@ -133,18 +142,29 @@ class InferenceServer:
                 else:
                     return
                 finally:
-                    call.cancel()
+                    if finished:
+                        self._last_words(call)
+                    else:
+                        call.cancel()
             tried |= {decided.target.id}
 
-    async def _next(self, call: _Stream, decided: Decided, flowing: bool) -> bytes | None:
+    async def _next(self, call: _Stream, flight: Flight, flowing: bool, tried: frozenset[str]) -> bytes | None:
         """The agent's next message, None at the end. Raises _Silent when the engine says nothing for too long."""
         seconds = self._limits.idle_s if flowing else self._limits.first_byte_s
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as until:
+                if not flowing:
+                    flight.movable(until, tried, functools.partial(self._retry_allowed, tried))
                 message = await call.read()
         except TimeoutError:
-            raise _Silent(f"replica {decided.target.id} said nothing for {seconds:g} s; ask again") from None
+            target = flight.decided.target
+            raise _Silent(f"replica {target.id} said nothing for {seconds:g} s; ask again") from None
         return message if isinstance(message, bytes) else None
+
+    def _last_words(self, call: _Stream) -> None:
+        """All is said; the agent's status may come in its own time, and nobody waits for it."""
+        self._ending.add(call)
+        call.add_done_callback(self._ending.discard)
 
     async def embed(self, raw: bytes, context: Context) -> bytes:
         """Embed texts on the replica that the router chooses."""
@@ -168,9 +188,15 @@ class InferenceServer:
                     request.replica_id = decided.target.id
                     call = self._channels.unary(decided.target.record.agent_endpoint, f"/{SERVICE}/{method}")
                     try:
-                        answer: bytes = await call(
-                            request.SerializeToString(), timeout=self._time_left(context), metadata=_trace(context)
-                        )
+                        async with asyncio.timeout(None) as until:
+                            flight.movable(until, tried, functools.partial(self._retry_allowed, tried))
+                            answer: bytes = await call(
+                                request.SerializeToString(),
+                                timeout=self._time_left(context),
+                                metadata=_trace(context),
+                            )
+                    except TimeoutError:  # found dead: on to the next
+                        flight.faulted()
                     except grpc.aio.AioRpcError as error:
                         failure = rpc.error_from(error)
                         self._blame(flight, failure, context)
@@ -192,11 +218,16 @@ class InferenceServer:
 
     def _blame(self, flight: Flight, failure: StokerError, context: Context) -> None:
         hurried = failure.code is Code.DEADLINE_EXCEEDED and context.time_remaining() is not None
-        if failure.code in _FAULTS and not hurried:
+        if failure.reason in _ANSWERED:
+            flight.erred()
+        elif failure.code in _FAULTS and not hurried:
             flight.faulted()
 
     def _may_retry(self, failure: StokerError, tried: frozenset[str]) -> bool:
-        return failure.code in _ELSEWHERE and len(tried) < self._limits.retries and self._router.may_retry()
+        return failure.code in _ELSEWHERE and self._retry_allowed(tried)
+
+    def _retry_allowed(self, tried: frozenset[str]) -> bool:
+        return len(tried) < self._limits.retries and self._router.may_retry()
 
     # --- answered here -------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import secrets
 from collections import OrderedDict
@@ -49,6 +50,7 @@ _RESPONSES_KEPT = 16_384
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # The engine has not begun: another replica may do better. A 500 may be the request's own doing and is not retried.
 _RETRIED_STATUSES = frozenset({502, 503, 504})
+_NOT_IMPLEMENTED = 501  # asks for what this engine cannot do: no replica is at fault
 
 
 class OpenAIServer:
@@ -100,13 +102,16 @@ class OpenAIServer:
         request = call.request
         stored = _STORED_RESPONSE.fullmatch(request.path)
         if stored is not None:
+            allowed = "POST" if stored.group(2) else "GET"
+            if request.method != allowed:
+                raise MethodNotAllowed(request.path, allowed, request.method)
             return await self._stored(call, stored.group(1))
         if call.api == "other":
             raise NotFound(
                 f"{request.path} is not served here; these are: GET /v1/models, POST {', POST '.join(ROUTES)}"
             )
         if request.method != "POST":
-            raise MethodNotAllowed(f"{request.path} takes POST, not {request.method}")
+            raise MethodNotAllowed(request.path, "POST", request.method)
         async with self._admitted(request) as raw:
             asked = await _read(call.api, raw)
             call.deadline = call.arrived + self._time_allowed(request)
@@ -136,19 +141,21 @@ class OpenAIServer:
         while True:
             with await self._board(call, plan, tried, since) as flight:
                 decided = flight.decided
-                relay = Relay(call, decided, self._limits)
+                relay = Relay(call, flight, self._limits)
+                may_retry = functools.partial(self._may_retry, tried)
                 try:
-                    async with relay.open(self._engines, call.request.path_qs, raw, headers) as upstream:
+                    opened = relay.open(self._engines, call.request.path_qs, raw, headers, tried, may_retry)
+                    async with opened as upstream:
                         if upstream.status not in _RETRIED_STATUSES or not self._may_retry(tried):
                             return await self._relayed(call, relay, upstream, flight)
-                        flight.faulted()
+                        flight.erred()
                 except EngineFailed as error:
                     flight.faulted()
                     self._found(decided.target.id, error)
                     if relay.started:
                         call.outcome = "interrupted"
                         return await relay.interrupted(error)
-                    if not self._may_retry(tried):
+                    if not error.moved and not self._may_retry(tried):
                         raise
                 except TimeoutError:
                     late = DeadlineExceeded(
@@ -177,9 +184,10 @@ class OpenAIServer:
             raise
 
     async def _relayed(self, call: Call, relay: Relay, upstream: Exchange, flight: Flight) -> web.StreamResponse:
-        answer = await relay.run(upstream, flight)
+        answer = await relay.run(upstream)
         if upstream.status >= 500:
-            flight.faulted()
+            if upstream.status != _NOT_IMPLEMENTED:
+                flight.erred()
             call.outcome = "failed"
         elif upstream.status >= 400:
             call.outcome = "client_error"

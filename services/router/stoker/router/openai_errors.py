@@ -28,10 +28,14 @@ class TooLarge(StokerError):
 
 
 class MethodNotAllowed(StokerError):
-    """The path exists, but takes POST alone."""
+    """The path exists, but takes the method `allowed` alone."""
 
     code = Code.INVALID_ARGUMENT
     reason = "METHOD_NOT_ALLOWED"
+
+    def __init__(self, path: str, allowed: str, given: str) -> None:
+        super().__init__(f"{path} takes {allowed}, not {given}")
+        self.allowed = allowed
 
 
 def body(error: StokerError) -> bytes:
@@ -70,7 +74,7 @@ def response(error: StokerError, headers: dict[str, str]) -> web.Response:
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, MethodNotAllowed):
-        headers["Allow"] = "POST"
+        headers["Allow"] = error.allowed
     answer = web.Response(status=status(error), body=body(error), headers=headers)
     if isinstance(error, TooLarge):
         answer.force_close()  # the rest of the body is not read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -14,8 +14,8 @@ from stoker.common.errors import StokerError
 from stoker.common.http1 import Broken, Exchange
 from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
-from stoker.router.routing import Decided, Flight
-from stoker.router.upstream import Engines, failed, response_headers
+from stoker.router.routing import Flight
+from stoker.router.upstream import EngineFailed, Engines, failed, response_headers
 
 _CACHED = re.compile(rb'"prompt_tokens"\s*:\s*(\d+).*?"cached_tokens"\s*:\s*(\d+)', re.DOTALL)
 _EVENT_END = b"\n\n"
@@ -38,14 +38,15 @@ class Call:
 class Relay:
     """One try of one call: what came, and what already went out."""
 
-    def __init__(self, call: Call, decided: Decided, limits: LimitsConfig) -> None:
-        self.decided = decided
+    def __init__(self, call: Call, flight: Flight, limits: LimitsConfig) -> None:
+        self.decided = flight.decided
         self.head = b""
         self.engine_late = False
         """The time that ran out was the engine's, not the whole request's and not the reader's."""
         self.reader_late = False
         """The time that ran out was the reader's: what was sent to it is not taken."""
         self._call = call
+        self._flight = flight
         self._request = call.request
         self._limits = limits
         self._events = False
@@ -59,33 +60,51 @@ class Relay:
         return self._out is not None
 
     @contextlib.asynccontextmanager
-    async def open(self, engines: Engines, path: str, raw: bytes, headers: dict[str, str]) -> AsyncIterator[Exchange]:
+    async def open(
+        self,
+        engines: Engines,
+        path: str,
+        raw: bytes,
+        headers: dict[str, str],
+        tried: frozenset[str] = frozenset(),
+        may_retry: Callable[[], bool] = lambda: False,
+    ) -> AsyncIterator[Exchange]:
         """The engine's response. Leaving early drops its connection, and with it the work in the engine.
 
-        Raises EngineFailed, and TimeoutError when the deadline or the engine's own time has passed.
+        Raises EngineFailed, and TimeoutError when the deadline or the engine's own time has passed. A request whose
+        replica is found dead before its first token moves to one not `tried`, if `may_retry` allows.
         """
         try:
             async with asyncio.timeout_at(self._call.deadline) as self._timeout:
                 self._allow(self._limits.first_byte_s)
+                self._flight.movable(self._timeout, tried, may_retry)
                 upstream = await engines.call("POST", self.decided.target.url + path, raw, headers)
                 try:
                     yield upstream
                 finally:
                     upstream.close()
         except TimeoutError:
+            if self._flight.moved and not self.started:
+                raise EngineFailed(
+                    f"replica {self.decided.target.id} was found dead before it answered", moved=True
+                ) from None
             self.engine_late = not self.reader_late and asyncio.get_running_loop().time() < self._call.deadline
             raise
 
     def _allow(self, seconds: float) -> None:
         assert self._timeout is not None  # noqa: S101
-        self._timeout.reschedule(min(self._call.deadline, asyncio.get_running_loop().time() + seconds))
+        until = min(self._call.deadline, asyncio.get_running_loop().time() + seconds)
+        # To move a timer costs as much as to pass a piece on: one that is right within a hundredth stays.
+        if not 0 <= until - (self._timeout.when() or 0.0) <= seconds / 100:
+            self._timeout.reschedule(until)
 
-    async def run(self, upstream: Exchange, flight: Flight) -> web.StreamResponse:
+    async def run(self, upstream: Exchange) -> web.StreamResponse:
         """Pass the response on to its end. Raises EngineFailed where the engine breaks off."""
         chunk = await _next(upstream)
         metrics.of(metrics.TTFT, self._call.api).observe(asyncio.get_running_loop().time() - self._call.arrived)
         if self._call.stream:
-            flight.first_token()
+            self._flight.first_token()
+        self._stop_if_moved()
         self.head = chunk[:_HEAD_BYTES]
         headers = {**response_headers(upstream.headers), **self._own_headers()}
         if not self._call.stream or upstream.status >= 400:
@@ -103,6 +122,11 @@ class Relay:
             await self._send(out.write(held))
         await self._send(out.write_eof())
         return out
+
+    def _stop_if_moved(self) -> None:
+        """The replica spoke just after it was given up: nothing may go out any more."""
+        if self._flight.moved:
+            raise TimeoutError
 
     async def _send(self, sending: Awaitable[object]) -> None:
         """Let the client take something; the clock that runs meanwhile is its own."""
@@ -130,6 +154,7 @@ class Relay:
             chunks.append(chunk)
         body = b"".join(chunks)
         self._tail = body
+        self._stop_if_moved()
         out = web.Response(status=upstream.status, body=body, headers=headers)
         await self._send(out.prepare(self._request))
         self._out = out

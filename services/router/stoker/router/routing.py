@@ -74,9 +74,10 @@ class Flight:
         self._outcome = core.Outcome.FAULT
 
     def erred(self) -> None:
-        """The engine answered that it failed. That can be the request's own doing, so it takes out one replica at most:
+        """The engine answered that it failed.
 
-        who sends what no engine survives would otherwise take out one after the other.
+        That can be the request's own doing, so such answers take out one replica at a time: whoever sends what no
+        engine can serve would otherwise take out one after the other.
         """
         pool, now = self.decided.plan.pool, self._clock()
         others = (name for name in pool.targets if name != self.decided.target.id)

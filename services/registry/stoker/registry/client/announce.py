@@ -17,6 +17,7 @@ from stoker.common.errors import InvalidRequest
 from stoker.common.tls import Tls
 from stoker.registry.core import rendezvous
 from stoker.registry.core.dispatches import MAX_DISPATCHES, MAX_KEYS, MAX_TOKENS, QUEUE_BYTES, DropOldest, aged_ms
+from stoker.registry.core.places import Places
 
 log = structlog.get_logger(__name__)
 
@@ -108,22 +109,16 @@ class DispatchAnnouncer:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        place = failures = 0
+        places = Places(len(self._endpoints))
         while True:
-            endpoint, started = self._endpoints[place], loop.time()
+            endpoint, started = self._endpoints[places.at], loop.time()
             because = await self._try(endpoint)
             if self.connected.is_set():
                 self.connected.clear()
                 log.warning("announce.lost", endpoint=endpoint, because=because)
-            if loop.time() - started > _LASTING_S:
-                # It served: begin anew, but not with the one that was just lost.
-                place, failures = (0 if place else 1), 0
-            else:
-                place, failures = place + 1, failures + 1
-            place %= len(self._endpoints)
-            rounds, rest = divmod(failures, len(self._endpoints))
+            rounds = places.lost(served=loop.time() - started > _LASTING_S)
             spread_s = _SPREAD_S * self._rng.random()
-            await asyncio.sleep(spread_s if rest or not rounds else self._backoff.delay_s(rounds - 1, self._rng))
+            await asyncio.sleep(self._backoff.delay_s(rounds - 1, self._rng) if rounds else spread_s)
 
     async def _try(self, endpoint: str) -> str:
         """Announce to one registry for as long as it goes; returns why it ended."""

@@ -8,20 +8,21 @@ overtaken for ever: after w seconds only those go first whose prefill is shorter
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from random import Random
+from typing import Protocol
 
 from stoker.common.errors import Exhausted, StokerError
-from stoker.router.core.decide import candidates, decide
+from stoker.router.core.decide import decide
 from stoker.router.core.fleet import Fleet
-from stoker.router.core.panel import Panel
 from stoker.router.core.values import Decision, Request
 
 RETRY_S = 0.05
 """Ask for grants at least this often while requests wait: room can come by time alone, or by a report."""
 
-# Of those that wait, so many of the oldest are considered at a time: the cost of a grant is bounded.
+# So many of the oldest that wait are considered at a time, and so many of the others: the cost of a grant is bounded.
 _WINDOW = 32
 
 
@@ -41,6 +42,10 @@ class _Waiting:
     since: float
 
 
+class _Chooser(Protocol):
+    def __call__(self, request: Request, *, policy: str) -> Decision: ...
+
+
 class AdmissionQueue:
     """The requests of one pool that wait for a replica with room, at most `limit`."""
 
@@ -48,6 +53,7 @@ class AdmissionQueue:
         self._limit = limit
         self._waiting: dict[int, _Waiting] = {}
         self._next = 1
+        self._next_other = _WINDOW
         self._prompt_tokens = 0
 
     def __len__(self) -> int:
@@ -87,19 +93,36 @@ class AdmissionQueue:
 
         The caller dispatches it, then asks again: each grant changes the load that the next one sees.
         """
+        able = [replica.id for replica in fleet.replicas.values() if replica.ready and not replica.draining]
+        free = frozenset(name for name in able if not fleet.busy(name, now))
+        if able and not free:
+            return None
+        chooser = partial(decide, fleet=fleet, now=now, rng=rng, explain=explain)
+        granted = self._shortest(self._oldest(), fleet, now, chooser)
+        if granted is None and len(self._waiting) > _WINDOW:
+            granted = self._shortest(self._others(), fleet, now, chooser)
+        return granted or self._spilled(free, fleet, now, chooser)
+
+    def _oldest(self) -> list[tuple[int, _Waiting]]:
+        return list(islice(self._waiting.items(), _WINDOW))
+
+    def _others(self) -> list[tuple[int, _Waiting]]:
+        """Some of those behind the oldest, in turn: the oldest may all want the same replica, and these another."""
+        start = self._next_other if _WINDOW <= self._next_other < len(self._waiting) else _WINDOW
+        self._next_other = start + _WINDOW
+        return list(islice(self._waiting.items(), start, start + _WINDOW))
+
+    def _shortest(
+        self, window: list[tuple[int, _Waiting]], fleet: Fleet, now: float, chooser: _Chooser
+    ) -> Grant | None:
+        """Of those whose replica has room, the one that has least to compute there."""
         best: tuple[float, int, Decision] | None = None
-        room: dict[Panel, bool] = {}
-        for ticket, waiting in islice(self._waiting.items(), _WINDOW):
+        for ticket, waiting in window:
             head_start = fleet.config.aging * (now - waiting.since)
             if best is not None and best[0] <= -head_start:
                 continue  # not even a prompt with nothing to compute would go before
             try:
-                panel, _ = candidates(waiting.request, fleet, now)
-                if panel not in room:
-                    room[panel] = not all(fleet.busy(replica, now) for replica in panel.ids)
-                if not room[panel]:
-                    continue
-                decision = decide(waiting.request, fleet, now, rng, policy=waiting.policy, explain=explain)
+                decision = chooser(waiting.request, policy=waiting.policy)
             except StokerError as error:
                 self.leave(ticket)
                 return Grant(ticket, error=error)
@@ -114,3 +137,27 @@ class AdmissionQueue:
         _, ticket, decision = best
         self.leave(ticket)
         return Grant(ticket, decision)
+
+    def _spilled(self, free: frozenset[str], fleet: Fleet, now: float, chooser: _Chooser) -> Grant | None:
+        """Of those who have waited as long as a miss costs, the oldest that a replica can take which nobody wants.
+
+        What waits here is no load anywhere: without this, all that share a hot prefix wait for the one replica that
+        holds it, while the others do nothing.
+        """
+        free = frozenset(name for name in free if not fleet.health.ejected(name, now))
+        if not free:
+            return None
+        rate = min(fleet.rates[name] for name in free)
+        elsewhere = frozenset(fleet.replicas.keys() - free)
+        for ticket, waiting in self._oldest():
+            request = waiting.request
+            if fleet.config.miss_weight * request.prompt_tokens > rate * (now - waiting.since):
+                continue
+            try:
+                decision = chooser(replace(request, exclude=request.exclude | elsewhere), policy=waiting.policy)
+            except StokerError:
+                continue  # none of these can serve it
+            if not decision.over_bound:
+                self.leave(ticket)
+                return Grant(ticket, decision)
+        return None

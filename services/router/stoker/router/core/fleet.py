@@ -141,7 +141,7 @@ class Fleet:
         self.speculation.add(told.replica, told.keys, now)
         tokens = told.prefill_tokens + self.config.kv_weight * told.kv_tokens
         drains_s = told.prefill_tokens / self.rates[told.replica]
-        self.load.overhear(told.replica, tokens, at, now, drains_s=drains_s)
+        self.load.overhear(told.replica, tokens, at, now, drains_s=drains_s, hold_s=self.config.hold_s)
 
     def first_token(self, flight: int, now: float) -> None:
         """The first token came: the prefill no longer counts as load."""

@@ -177,14 +177,26 @@ class LoadLedger:
                 # Done before its time, or refused: those behind it are as much earlier.
                 held.account.drained_at -= min(held.drains_s, held.drained_at - now)
 
-    def overhear(self, replica: str, tokens: float, at: float, now: float, *, drains_s: float = 0.0) -> None:
+    def overhear(
+        self,
+        replica: str,
+        tokens: float,
+        at: float,
+        now: float,
+        *,
+        drains_s: float = 0.0,
+        hold_s: float = float("inf"),
+    ) -> None:
         """Count what another router dispatched at `at`, unless a report has it or it has aged by `now`.
 
-        Its prefill takes `drains_s` seconds.
+        Its prefill takes `drains_s` seconds. Routers send where no more than `hold_s` is before a newcomer: with
+        more by this estimate, that was too long, and is not made longer. Else a router would wait for ever behind
+        one whose prefills end sooner than it thinks.
         """
         account = self._account(replica)
         at = min(at, now)
-        account.drain(drains_s, at)
+        if account.drained_at - at <= hold_s:
+            account.drain(drains_s, at)
         if at <= max(account.reported_at, now - _OVERHEARD_S) or tokens <= 0:
             return
         insort(account.overheard, (at, tokens))
