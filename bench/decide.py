@@ -1,4 +1,4 @@
-"""What the routing core costs on this machine: decisions, hashing, index updates, memory.
+"""What the routing core costs on this machine: decisions, grants, hashing, index updates, memory.
 
 python bench/decide.py [-o json] [--replicas 10 100 1000]
 """
@@ -14,23 +14,51 @@ from statistics import median
 from time import perf_counter
 
 from stoker.common.blocks import block_keys, root_key
-from stoker.router.core import BlockIndex, Delta, Fleet, Replica, Request, Snapshot, Tier, decide
+from stoker.router.core import (
+    STOKER,
+    AdmissionQueue,
+    BlockIndex,
+    Delta,
+    Dispatched,
+    Fleet,
+    Replica,
+    Request,
+    Snapshot,
+    Tier,
+    decide,
+)
 
 BLOCKS = 512
+PROMPTS = 64
+NOW = 1.0
 
 
-def fleet_of(replicas: int, rng: Random) -> tuple[Fleet, list[Request]]:
-    """A warm fleet: 8 blocks common to all, and each conversation's prefix on one or two replicas."""
+def fleet_of(replicas: int, rng: Random, blocks: int = BLOCKS, common: int = 8) -> tuple[Fleet, list[Request]]:
+    """A warm fleet: its first blocks common to all, and each conversation's prefix on one or two replicas."""
     fleet = Fleet()
-    common = [rng.getrandbits(64) for _ in range(8)]
-    prompts = [[*common, *(rng.getrandbits(64) for _ in range(BLOCKS - 8))] for _ in range(64)]
+    system = keys(common, rng)
+    prompts = [system + keys(blocks - common, rng) for _ in range(PROMPTS)]
     for number in range(replicas):
         name = f"replica-{number:04}"
         fleet.put(Replica(name))
-        held = [key for prompt in rng.sample(prompts, 2) for key in prompt[: rng.randint(8, BLOCKS)]]
+        held = [key for prompt in rng.sample(prompts, 2) for key in prompt[: rng.randint(common, blocks)]]
         fleet.snapshot(name, Snapshot(1, 1, {Tier.GPU: held}), 0.0)
         fleet.load.report(name, rng.randint(0, 20_000), seen_at=0.0)
-    return fleet, [Request(prompt, 16 * BLOCKS + 5) for prompt in prompts]
+    fleet.ring  # noqa: B018 (built once per change of membership)
+    return fleet, [Request(prompt, 16 * blocks + 5) for prompt in prompts]
+
+
+def keys(count: int, rng: Random) -> list[int]:
+    return [rng.getrandbits(64) for _ in range(count)]
+
+
+def speculate(fleet: Fleet, requests: list[Request], rng: Random) -> None:
+    """Fill speculation to its limit with dispatches, the last of them those of the requests to come."""
+    names, system = list(fleet.replicas), list(requests[0].keys[: BLOCKS // 2])
+    for _ in range(fleet.config.speculation_limit // BLOCKS):
+        fleet.speculation.add(rng.choice(names), system + keys(BLOCKS // 2, rng), NOW)
+    for request in requests:
+        fleet.speculation.add(rng.choice(names), request.keys, NOW)
 
 
 def measure(action: Callable[[int], object], rounds: int) -> dict[str, float]:
@@ -44,12 +72,41 @@ def measure(action: Callable[[int], object], rounds: int) -> dict[str, float]:
     return {"p50_us": round(median(times), 1), "p99_us": round(times[int(0.99 * len(times))], 1)}
 
 
-def decisions(replicas: int) -> dict[str, object]:
+def decisions(replicas: int, blocks: int = BLOCKS, *, explain: bool = False) -> dict[str, object]:
+    rng = Random(1)
+    fleet, requests = fleet_of(replicas, rng, blocks)
+    what = f"decide{' and explain' if explain else ''}, {replicas} replicas x {blocks} blocks"
+    return {"what": what, **deciding(fleet, requests, rng, explain=explain)}
+
+
+def deciding(fleet: Fleet, requests: list[Request], rng: Random, *, explain: bool = False) -> dict[str, float]:
+    return measure(lambda number: decide(requests[number % PROMPTS], fleet, NOW, rng, explain=explain), 2_000)
+
+
+def shared(replicas: int) -> dict[str, object]:
+    """Half of each prompt is on every replica, and speculation is full of recent dispatches."""
+    rng = Random(1)
+    fleet, requests = fleet_of(replicas, rng, common=BLOCKS // 2)
+    speculate(fleet, requests, rng)
+    return {"what": f"decide, {replicas} x {BLOCKS}, half shared, all speculated", **deciding(fleet, requests, rng)}
+
+
+def grants(replicas: int, idle: int) -> dict[str, object]:
+    """32 requests wait, for a fleet in which few replicas have room."""
     rng = Random(1)
     fleet, requests = fleet_of(replicas, rng)
-    fleet.ring  # noqa: B018 (built once per change of membership)
-    cost = measure(lambda number: decide(requests[number % 64], fleet, 1.0, rng), 2_000)
-    return {"what": f"decide, {replicas} replicas x {BLOCKS} blocks", **cost}
+    for name in list(fleet.replicas)[idle:]:
+        fleet.overhear(Dispatched(name, (), 50_000, 0), NOW, NOW)
+    queue = AdmissionQueue(64, fleet.fairness)
+    for request in requests[:32]:
+        queue.join(request, fleet, NOW, policy=STOKER)
+
+    def grant(number: int) -> None:
+        if queue.grant(fleet, NOW, rng) is not None:
+            queue.join(requests[number % PROMPTS], fleet, NOW, policy=STOKER)
+
+    what = f"grant, 32 waiting, {idle} of {replicas} replicas with room"
+    return {"what": what, **measure(grant, 300)}
 
 
 def hashing() -> dict[str, object]:
@@ -87,12 +144,20 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1_000])
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
-    rows = [*map(decisions, options.replicas), hashing(), *index()]
+    rows = [
+        *map(decisions, options.replicas),
+        *(decisions(100, blocks) for blocks in (32, 8_192)),
+        decisions(100, explain=True),
+        *map(shared, options.replicas),
+        *(grants(100, idle) for idle in (0, 1, 10)),
+        hashing(),
+        *index(),
+    ]
     if options.output == "json":
         print(json.dumps(rows, indent=2))
         return
     for row in rows:
-        print(f"{row.pop('what'):<45}", "  ".join(f"{name} {value:,}" for name, value in row.items()))
+        print(f"{row.pop('what'):<55}", "  ".join(f"{name} {value:,}" for name, value in row.items()))
 
 
 if __name__ == "__main__":

@@ -146,9 +146,9 @@ def test_without_reports_it_ages() -> None:
     ledger.overhear("a", 700, at=1.0, now=1.0)
     ledger.overhear("a", 50, at=2.0, now=2.0)
     ledger.overhear("a", 9, at=1.0, now=5.0)
-    assert ledger.loads(["a"], now=2.9) == [750]
-    assert ledger.loads(["a"], now=3.5) == [50]
-    assert ledger.loads(["a"], now=4.5) == [0]
+    assert ledger.load("a", now=2.9) == 750
+    assert ledger.load("a", now=3.5) == 50
+    assert ledger.load("a", now=4.5) == 0
 
 
 def test_it_adds_to_own_requests_and_outlives_their_release() -> None:

@@ -82,6 +82,25 @@ def test_what_another_router_sent_is_waited_for_too() -> None:
     assert not made.busy("a", 1.6)
 
 
+def test_a_router_whose_prefills_end_sooner_than_thought_does_not_keep_the_others_waiting() -> None:
+    made, elsewhere = fleet("a"), fleet("a")
+    request = prompt(1, 100)  # 1.6 s by the measured rate; in truth 1 s, when the other router sends its next
+    told = Dispatched.of(request, decide(request, elsewhere, 0.0, RNG))
+    free = 0
+    for second in range(100):
+        made.overhear(told, float(second), second + 0.05)
+        assert made.load.backlog("a", RATE, second + 0.05) <= 1.6
+        free += not made.busy("a", second + 0.9)
+    assert free >= 30
+
+
+def test_what_another_router_sends_together_is_waited_for_together() -> None:
+    made = fleet("a")
+    for _ in range(7):
+        made.overhear(Dispatched("a", (), 16, 16), 0.0, 0.02)
+    assert made.load.backlog("a", RATE, 0.0) == pytest.approx(0.112)
+
+
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_failed_flight_gives_its_place_back(streamed: bool) -> None:
     made = fleet("a")

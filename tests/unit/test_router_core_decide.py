@@ -69,6 +69,42 @@ def test_a_prompt_without_keys_goes_where_its_session_went() -> None:
     assert len(without) > 4
 
 
+def test_a_digest_in_doubt_beside_many_without_any() -> None:
+    names = [f"r{number}" for number in range(200)]
+    made = fleet(*names)
+    hold(made, "r3", KEYS)
+    decision = decide(REQUEST, made, 37.5, Random(1), explain=True)
+    trust = {candidate.replica: candidate.trust for candidate in decision.candidates}
+    assert (decision.replica, decision.cached_tokens) == ("r3", 320)
+    assert trust == dict.fromkeys(names, 0.0) | {"r3": 0.5}
+
+
+def test_a_seat_is_inherited_without_what_its_holder_left() -> None:
+    made = fleet("a", "b")
+    hold(made, "b", KEYS)
+    made.load.report("b", 9_000, seen_at=0.0)
+    only = replace(REQUEST, exclude=frozenset({"a"}))
+    made.dispatch(only, decide(only, made, 0.0, Random(1)), 0.0)
+    made.remove("b")
+    made.put(Replica("c"))
+    candidates = decide(REQUEST, made, 0.0, Random(1), explain=True).candidates
+    assert {(each.replica, each.load, each.cached, each.trust) for each in candidates} == {
+        ("a", 0.0, 0.0, 0.0),
+        ("c", 0.0, 0.0, 0.0),
+    }
+
+
+def test_an_explanation_does_not_change_with_the_fleet() -> None:
+    made = fleet()
+    decision = decide(REQUEST, made, 0.0, Random(1), explain=True)
+    before = list(decision.candidates)
+    made.dispatch(REQUEST, decision, 0.0)
+    hold(made, "b", KEYS)
+    made.load.report("c", 5_000, seen_at=1.0)
+    assert list(decision.candidates) == before
+    assert decision.candidates[0].replica == decision.replica
+
+
 def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
     made = fleet()
     hold(made, "b", KEYS)

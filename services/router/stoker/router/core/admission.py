@@ -148,6 +148,9 @@ class AdmissionQueue:
         """Of those whose replica has room, the one that has least to compute there."""
         best: tuple[float, _Waiting, Decision] | None = None
         for waiting in group:
+            head_start = fleet.config.aging * (now - waiting.since)
+            if best is not None and best[0] <= -head_start:
+                continue  # not even a prompt with nothing to compute would go before
             try:
                 decision = chooser(waiting.request, policy=waiting.policy)
             except StokerError as error:
@@ -156,7 +159,7 @@ class AdmissionQueue:
             if fleet.busy(decision.replica, now):
                 continue
             seconds = decision.prefill_tokens / fleet.rates[decision.replica]
-            score = seconds - fleet.config.aging * (now - waiting.since)
+            score = seconds - head_start
             if best is None or score < best[0]:
                 best = (score, waiting, decision)
         return None if best is None else self._granted(best[1], best[2])

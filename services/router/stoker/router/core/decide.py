@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from random import Random
+from typing import NamedTuple
+
+import numpy as np
 
 from stoker.common.errors import Unavailable
+from stoker.router.core.explanation import ALIKE_DIGITS, RANKS, Explanation
 from stoker.router.core.fleet import Fleet
-from stoker.router.core.values import Candidate, Decision, Reason, Replica, Request, RoutingConfig
+from stoker.router.core.match import Match, match
+from stoker.router.core.panel import Panel
+from stoker.router.core.seats import Bools, Floats
+from stoker.router.core.values import Decision, Reason, Request, RoutingConfig
 
 STOKER = "stoker"
 ROUND_ROBIN = "round_robin"
 POLICIES = (STOKER, ROUND_ROBIN)
 
-_RANKS = 8  # places on the ring worth telling apart: beyond them, load alone decides
+_ALIKE_S = 10.0**-ALIKE_DIGITS
 
 
 def decide(
@@ -25,44 +31,38 @@ def decide(
 
     Raises Unavailable (reason NO_REPLICA) when no replica of the pool can take it.
     """
-    replicas, panic = candidates(request, fleet, now)
+    panel, panic = candidates(request, fleet, now)
     if policy == ROUND_ROBIN:
-        return _round_robin(request, fleet, replicas)
-    views = weigh(request, fleet, replicas, now, rng)
-    opened = [view for view in views if view.load + view.weight <= view.bound]
-    best = min(opened, key=_preference) if opened else min(views, key=_excess)
-    cached = round(best.cached)
+        return _round_robin(request, fleet, panel)
+    weighed = weigh(request, fleet, panel, now, rng)
+    best, opened = _choose(weighed, fleet)
+    found = weighed.match
+    cached = round(float(found.cached[best]))
+    trusted = found.trust is None or found.trust[best] == 1.0
     return Decision(
-        replica=best.replica,
-        reason=Reason.PANIC if panic else _reason(best, views, bool(opened)),
+        replica=panel.ids[best],
+        reason=Reason.PANIC if panic else _reason(best, weighed, opened),
         cached_tokens=cached,
         prefill_tokens=request.prompt_tokens - cached,
         over_bound=not opened,
-        candidates=_explained(views, fleet, now) if explain else (),
-        shown_tokens=best.exact if best.trust == 1.0 else 0,
+        candidates=_explained(weighed, fleet) if explain else (),
+        shown_tokens=request.block_size * int(found.exact[best]) if trusted else 0,
     )
 
 
-def _explained(views: list[Candidate], fleet: Fleet, now: float) -> tuple[Candidate, ...]:
-    """Return all candidates, best first, with the trust that weighing skips where nothing matched."""
-    ranked = sorted(views, key=_preference)
-    return tuple(view._replace(trust=fleet.index.trust(view.replica, now)) for view in ranked)
-
-
-def candidates(request: Request, fleet: Fleet, now: float) -> tuple[Sequence[Replica], bool]:
+def candidates(request: Request, fleet: Fleet, now: float) -> tuple[Panel, bool]:
     """Return the replicas that may serve a request, and whether that took panic mode.
 
     Raises Unavailable (reason NO_REPLICA) when there is none.
     """
-    able: Sequence[Replica] = fleet.fit(request.adapter, request.role)
-    if request.exclude:
-        able = [replica for replica in able if replica.id not in request.exclude]
-    if not able:
+    able = fleet.panel(request.adapter, request.role, request.exclude)
+    if not able.ids:
         raise Unavailable(_no_replica(request, fleet), reason="NO_REPLICA", retry_after_s=1.0)
-    if fleet.health.quiet:
+    out = frozenset() if fleet.health.quiet else fleet.health.out(now)
+    if not out:
         return able, False
-    admitted = [replica for replica in able if not fleet.health.ejected(replica.id, now)]
-    if not admitted or len(admitted) < fleet.config.panic_share * len(able):
+    admitted = fleet.panel(request.adapter, request.role, request.exclude | out)
+    if not admitted.ids or len(admitted) < fleet.config.panic_share * len(able):
         return able, True
     return admitted, False
 
@@ -77,103 +77,131 @@ def _no_replica(request: Request, fleet: Fleet) -> str:
     )
 
 
-def weigh(request: Request, fleet: Fleet, replicas: Sequence[Replica], now: float, rng: Random) -> list[Candidate]:
-    """Return every candidate with its cost, load, bound and matches, in the order of `replicas`."""
+class Weighed(NamedTuple):
+    """All candidates of a request: columns by row of the panel, in the units of Candidate."""
+
+    panel: Panel
+    match: Match
+    block_size: int
+    cost: Floats
+    load: Floats
+    weight: Floats
+    total: float
+    """The load of all, in tokens."""
+    ring_key: int
+    home: int | None
+    """The row of the home on the ring, None if that is no candidate."""
+
+
+def weigh(request: Request, fleet: Fleet, panel: Panel, now: float, rng: Random) -> Weighed:
+    """Return every candidate of a panel with its cost, load, bound and matches."""
     config = fleet.config
-    depths = fleet.index.depths(request.keys)
-    trust = {replica: fleet.index.trust(replica, now) for replica in depths}
-    # Speculation continues a digest that is fully trusted; beside a doubtful one it stands alone.
-    sure = {replica: tiers[-1] for replica, tiers in depths.items() if trust[replica] == 1.0}
-    believed = fleet.speculation.extend(request.keys, sure)
-    rank = _ring_ranks(request, fleet, sure, rng)
-    loads = fleet.load.loads((replica.id for replica in replicas), now)
-    total = sum(loads)
-    slack = (1.0 + config.epsilon) / sum(replica.capacity for replica in replicas)
-    kv = config.kv_weight * (request.prompt_tokens + request.output_tokens)
-    unknown = max(0, request.prompt_tokens - request.block_size * max(believed.values(), default=0))
-    home = config.home_credit * unknown
-    prompt, floor, rates = request.prompt_tokens, config.floor_tokens, fleet.rates
-    views = []
-    # Most replicas hold the same few blocks of a prompt.
-    worth: dict[tuple[int, tuple[int, ...], int, float], float] = {}
-    for replica, load in zip(replicas, loads, strict=True):
-        name = replica.id
-        exact = speculative = 0
-        cached, sureness = 0.0, 1.0
-        # Keys of another block size mean nothing here: no credit.
-        if (name in believed or name in depths) and replica.block_size == request.block_size:
-            tiers, blocks = depths.get(name, ()), believed.get(name, 0)
-            sureness = trust.get(name, 0.0)
-            exact = replica.block_size * (tiers[-1] if tiers else 0)
-            speculative = max(exact, replica.block_size * blocks)
-            known = (replica.block_size, tiers, blocks, sureness)
-            if known not in worth:
-                worth[known] = _cached_tokens(request, config, *known)
-            cached = worth[known]
-        prefill = prompt - cached
-        weight = prefill + kv
-        share = math.ceil(slack * (total + weight) * replica.capacity)
-        place = rank.get(name, _RANKS)
-        fresh = prefill if place else prefill - home
-        cost = (load + config.miss_weight * fresh) / rates[name]
-        bound = share if share > floor else floor
-        views.append(Candidate(name, cost, load, weight, bound, exact, speculative, cached, sureness, place))
-    return views
+    found = match(request, fleet, panel, now)
+    key = _ring_key(request, found.shown, rng)
+    home = panel.rows.get(fleet.ring.home(key) or "")
+    load = fleet.load.loads(now)[panel.seats]
+    prefill = float(request.prompt_tokens) - found.cached
+    weight = prefill + config.kv_weight * (request.prompt_tokens + request.output_tokens)
+    fresh = prefill
+    if home is not None:
+        unknown = max(0, request.prompt_tokens - request.block_size * found.deepest)
+        fresh = prefill.copy()
+        fresh[home] -= config.home_credit * unknown
+    cost = (load + config.miss_weight * fresh) / fleet.rates.column[panel.seats]
+    return Weighed(panel, found, request.block_size, cost, load, weight, float(load.sum()), key, home)
 
 
-def _cached_tokens(
-    request: Request, config: RoutingConfig, size: int, tiers: tuple[int, ...], believed: int, trust: float
-) -> float:
-    """Return the prompt tokens that a replica will probably not have to compute.
-
-    Each tier adds what the faster ones lack, at its own credit; then comes what only speculation vouches for.
-    The last token is always computed: the engine needs its logits.
-    """
-    held, known, before = 0.0, 0, 0
-    for credit, depth in zip(config.tier_credit, tiers, strict=True) if tiers else ():
-        held += credit * (depth - before)
-        known = before = depth
-    if trust == 1.0:
-        held += config.speculative_credit * max(0, believed - known)
-    else:
-        held = max(trust * held, config.speculative_credit * believed)
-    return min(size * held, max(0.0, request.prompt_tokens - 1.0))
+def _bound(weighed: Weighed, config: RoutingConfig, rows: int | slice = slice(None)) -> Floats:
+    """Return the bound of one row or of all, in tokens."""
+    slack = (1.0 + config.epsilon) / weighed.panel.capacities
+    share = slack * (weighed.total + weighed.weight[rows]) * weighed.panel.capacity[rows]
+    bound: Floats = np.maximum(np.ceil(share), config.floor_tokens)
+    return bound
 
 
-def _ring_ranks(request: Request, fleet: Fleet, sure: dict[str, int], rng: Random) -> dict[str, int]:
-    """Rank the first few replicas in the ring order of the first block that no digest shows.
+def _ring_key(request: Request, shown: int, rng: Random) -> int:
+    """Return the key of the first block that no digest shows.
 
     That block is where this prompt leaves what the fleet already shares: a system prompt common to all
     cannot send everything to one home, and routers that see the same digests agree on it.
     """
     if request.keys:
-        key = request.keys[min(max(sure.values(), default=0), len(request.keys) - 1)]
-    else:
-        key = request.session or rng.getrandbits(64)
-    return {replica: rank for rank, replica in enumerate(islice(fleet.ring.order(key), _RANKS))}
+        return request.keys[min(shown, len(request.keys) - 1)]
+    return request.session or rng.getrandbits(64)
 
 
-def _preference(view: Candidate) -> tuple[float, int]:
-    return (round(view.cost, 3), view.ring_rank)
+def _ranks(weighed: Weighed, fleet: Fleet) -> dict[int, int]:
+    """Rank the first few on the ring, by row."""
+    places = enumerate(islice(fleet.ring.order(weighed.ring_key), RANKS))
+    rows = weighed.panel.rows
+    return {rows[name]: rank for rank, name in places if name in rows}
 
 
-def _excess(view: Candidate) -> tuple[float, int]:
-    return (view.load + view.weight - view.bound, view.ring_rank)
+def _choose(weighed: Weighed, fleet: Fleet) -> tuple[int, bool]:
+    """Return the row of the cheapest that is open, or of the one least over its bound; and whether any is open."""
+    load, weight, cost = weighed.load, weighed.weight, weighed.cost
+
+    def opened(row: int) -> bool:
+        tokens = float(load[row] + weight[row])
+        return tokens <= fleet.config.floor_tokens or tokens <= float(_bound(weighed, fleet.config, row))
+
+    best = int(cost.argmin())
+    if not opened(best):
+        over = load + weight - _bound(weighed, fleet.config)
+        cost = np.where(over <= 0.0, cost, np.inf)
+        best = int(cost.argmin())
+        if over[best] > 0.0:
+            return _first(weighed, fleet, over == over.min(), lambda row: True), False
+    lowest = round(float(cost[best]), ALIKE_DIGITS)
+    near = cost <= lowest + _ALIKE_S
+    return _first(
+        weighed, fleet, near, lambda row: round(float(cost[row]), ALIKE_DIGITS) == lowest and opened(row)
+    ), True
 
 
-def _reason(best: Candidate, views: list[Candidate], opened: bool) -> Reason:
+def _first(weighed: Weighed, fleet: Fleet, near: Bools, tied: Callable[[int], bool]) -> int:
+    """Return the first on the ring of the `near` rows that are `tied`; where none has a rank, the first row."""
+    rows = near.nonzero()[0]
+    if len(rows) == 1:
+        return int(rows[0])
+    ranked = (row for row in _ranks(weighed, fleet) if near[row])
+    either: Iterator[int] = chain(ranked, rows.tolist())
+    return next(row for row in either if tied(row))
+
+
+def _reason(best: int, weighed: Weighed, opened: bool) -> Reason:
     if not opened:
         return Reason.LEAST_LOADED
-    if any(view.cached > best.cached for view in views):
+    found = weighed.match
+    cached = found.cached[best]
+    if found.cached[found.cached.argmax()] > cached:
         return Reason.SPILL
-    if best.cached:
-        return Reason.EXACT if 2 * best.trust * best.exact >= best.cached else Reason.SPECULATIVE
-    return Reason.RING if best.ring_rank == 0 else Reason.SPILL
+    if cached:
+        trust = 1.0 if found.trust is None else found.trust[best]
+        shown = weighed.block_size * found.exact[best]
+        return Reason.EXACT if 2 * trust * shown >= cached else Reason.SPECULATIVE
+    return Reason.RING if best == weighed.home else Reason.SPILL
 
 
-def _round_robin(request: Request, fleet: Fleet, replicas: Sequence[Replica]) -> Decision:
+def _explained(weighed: Weighed, fleet: Fleet) -> Explanation:
+    found, size = weighed.match, weighed.block_size
+    shown = fleet.index.known(weighed.panel.seats)
+    columns = (
+        weighed.cost,
+        weighed.load,
+        weighed.weight,
+        _bound(weighed, fleet.config),
+        size * found.exact,
+        size * np.maximum(found.exact, found.believed),
+        found.cached,
+        np.where(shown, 1.0 if found.trust is None else found.trust, 0.0),
+    )
+    return Explanation(weighed.panel.ids, columns, _ranks(weighed, fleet))
+
+
+def _round_robin(request: Request, fleet: Fleet, panel: Panel) -> Decision:
     """The baseline: each candidate in turn, whatever it holds."""
-    ids = sorted(replica.id for replica in replicas)
+    ids = sorted(panel.ids)
     chosen = ids[fleet.turn % len(ids)]
     fleet.turn += 1
     return Decision(chosen, Reason.ROUND_ROBIN, 0, request.prompt_tokens, over_bound=False)

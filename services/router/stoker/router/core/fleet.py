@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import median
+from dataclasses import replace
 
 from stoker.router.core.fairness import Fairness
 from stoker.router.core.health import Health, HealthConfig, Outcome
 from stoker.router.core.index import BlockIndex
 from stoker.router.core.load import LoadLedger
+from stoker.router.core.panel import Panel
+from stoker.router.core.rates import ASSUMED_RATE, Rates
 from stoker.router.core.ring import Ring
+from stoker.router.core.seats import Seats
 from stoker.router.core.speculation import Speculation
 from stoker.router.core.values import (
     Decision,
@@ -23,9 +26,7 @@ from stoker.router.core.values import (
     Sync,
 )
 
-_FIT_LIMIT = 256  # adapter names come from callers: what is remembered of them is bounded
-_ASSUMED_RATE = 10_000.0  # tokens/s while no replica of the pool was measured
-_RATE_NOISE = 2.0  # the factor by which measured rates of equal machines may differ
+_PANELS_LIMIT = 256  # adapter names come from callers: what is remembered of them is bounded
 
 
 class Fleet:
@@ -37,16 +38,17 @@ class Fleet:
 
     def __init__(self, config: RoutingConfig | None = None, health: HealthConfig | None = None) -> None:
         self.config = config or RoutingConfig()
-        self.index = BlockIndex(self.config.digest_fresh_s, self.config.digest_stale_s)
-        self.speculation = Speculation(self.config.speculation_ttl_s, self.config.speculation_limit)
-        self.load = LoadLedger()
+        self.seats = Seats()
+        self.index = BlockIndex(self.config.digest_fresh_s, self.config.digest_stale_s, self.seats)
+        self.speculation = Speculation(self.config.speculation_ttl_s, self.config.speculation_limit, self.seats)
+        self.load = LoadLedger(self.seats)
+        self.rates = Rates(self.seats)
         self.health = Health(health)
         self.fairness = Fairness(self.config.fair_tokens)
         self.turn = 0  # the round-robin policy's position
         self._replicas: dict[str, Replica] = {}
         self._ring: Ring | None = None
-        self._fit: dict[tuple[str, Role], tuple[Replica, ...]] = {}
-        self._rates: dict[str, float] = {}
+        self._panels: dict[tuple[str, Role, frozenset[str]], Panel] = {}
 
     @property
     def replicas(self) -> Mapping[str, Replica]:
@@ -63,57 +65,41 @@ class Fleet:
 
     def fit(self, adapter: str, role: Role) -> tuple[Replica, ...]:
         """The replicas that announce themselves able and willing to serve this adapter and role."""
-        found = self._fit.get((adapter, role))
-        if found is None:
-            found = tuple(
-                replica
-                for replica in self._replicas.values()
-                if replica.ready
-                and not replica.draining
-                and (not adapter or adapter in replica.adapters)
-                and (replica.role is Role.BOTH or role in (Role.BOTH, replica.role))
-            )
-            if len(self._fit) >= _FIT_LIMIT:
-                self._fit.clear()
-            self._fit[adapter, role] = found
-        return found
+        return tuple(self._replicas[name] for name in self.panel(adapter, role).ids)
 
-    @property
-    def rates(self) -> Mapping[str, float]:
-        """Each replica's prefill rate as decisions use it, in tokens per second.
-
-        Rates are measured under load: between equal machines they differ by chance, and following that
-        chance sends prefixes away from their blocks. So within a factor of the median all are equal, and one
-        that was not measured yet counts as the median.
-        """
-        if not self._rates and self._replicas:
-            measured = {name: r.prefill_rate for name, r in self._replicas.items() if r.prefill_rate is not None}
-            middle = median(measured.values()) if measured else _ASSUMED_RATE
-            for name in self._replicas:
-                rate = measured.get(name, middle)
-                self._rates[name] = min(max(middle, rate / _RATE_NOISE), rate * _RATE_NOISE)
-        return self._rates
+    def panel(self, adapter: str, role: Role, without: frozenset[str] = frozenset()) -> Panel:
+        """The same as a panel, some left out."""
+        key = (adapter, role, without)
+        panel = self._panels.get(key)
+        if panel is None:
+            if len(self._panels) >= _PANELS_LIMIT:
+                self._panels.clear()
+            able = [each for each in self._replicas.values() if each.id not in without and _able(each, adapter, role)]
+            panel = self._panels[key] = Panel.of(able, self.seats)
+        return panel
 
     def put(self, replica: Replica) -> None:
         """Add a replica or replace what was announced of it."""
         old = self._replicas.get(replica.id)
         if old is None or old.capacity != replica.capacity:
             self._ring = None
+        if old is None or replace(old, prefill_rate=replica.prefill_rate) != replica:
+            self._panels.clear()
         self._replicas[replica.id] = replica
-        self._fit.clear()
-        self._rates = {}
+        self.rates.put(replica.id, replica.prefill_rate)
 
     def remove(self, replica: str) -> None:
         """Drop a replica that left; its requests in flight may still be released."""
         if self._replicas.pop(replica, None) is None:
             return
         self._ring = None
-        self._fit.clear()
-        self._rates = {}
+        self._panels.clear()
+        self.rates.remove(replica)
         self.index.forget(replica)
         self.speculation.forget(replica)
         self.load.forget(replica)
         self.health.forget(replica)
+        self.seats.free(replica)
 
     def snapshot(self, replica: str, message: Snapshot, now: float) -> Sync:
         """Take a replica's whole digest; a new epoch also ends what was believed of the old one."""
@@ -142,7 +128,7 @@ class Fleet:
         """
         self.speculation.add(decision.replica, request.keys, now)
         kv = self.config.kv_weight * (request.prompt_tokens + request.output_tokens)
-        prefill, rate = decision.prefill_tokens, self.rates.get(decision.replica, _ASSUMED_RATE)
+        prefill, rate = decision.prefill_tokens, self.rates.get(decision.replica, ASSUMED_RATE)
         drains_s = None if request.streamed else prefill / rate
         return self.load.dispatch(decision.replica, prefill, kv, now, drains_s=drains_s)
 
@@ -157,7 +143,7 @@ class Fleet:
         self.speculation.add(told.replica, told.keys, now)
         tokens = told.prefill_tokens + self.config.kv_weight * told.kv_tokens
         drains_s = told.prefill_tokens / self.rates[told.replica]
-        self.load.overhear(told.replica, tokens, at, now, drains_s=drains_s)
+        self.load.overhear(told.replica, tokens, at, now, drains_s=drains_s, hold_s=self.config.hold_s)
 
     def first_token(self, flight: int, now: float) -> None:
         """The first token came: the prefill no longer counts as load."""
@@ -170,3 +156,12 @@ class Fleet:
     def observe(self, replica: str, outcome: Outcome, now: float) -> bool:
         """Record how a call ended for the replica's health; True when it is ejected by it."""
         return self.health.observe(replica, outcome, self._replicas.keys(), now)
+
+
+def _able(replica: Replica, adapter: str, role: Role) -> bool:
+    return (
+        replica.ready
+        and not replica.draining
+        and (not adapter or adapter in replica.adapters)
+        and (replica.role is Role.BOTH or role in (Role.BOTH, replica.role))
+    )

@@ -76,6 +76,10 @@ class Health:
         record = self._records.get(replica)
         return record is not None and now < record.until
 
+    def out(self, now: float) -> frozenset[str]:
+        """Return the replicas that are out at `now`."""
+        return frozenset(replica for replica, record in self._records.items() if now < record.until)
+
     def forget(self, replica: str) -> None:
         """Drop a replica that left the fleet or came back as a new process."""
         self._records.pop(replica, None)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 
+import numpy as np
+
+from stoker.router.core.seats import Bools, Floats, Ints, Seats, bits_of, widened
 from stoker.router.core.tier import TierIndex
 from stoker.router.core.values import Delta, Snapshot, Sync, Tier
+from stoker.router.core.walk import Runs, Source, Translation, ends, walk
 
-_SEATED_LIMIT = 65_536
 _NOWHERE = float("inf")
-_Lookup = Callable[[int, int], int]
 
 
 class BlockIndex:
@@ -19,16 +23,15 @@ class BlockIndex:
     others. Memory: about 120 bytes per distinct key and tier, plus 1 bit per replica that holds it.
     """
 
-    def __init__(self, fresh_s: float = 15.0, stale_s: float = 60.0) -> None:
+    def __init__(self, fresh_s: float = 15.0, stale_s: float = 60.0, seats: Seats | None = None) -> None:
         self._fresh_s = fresh_s
-        self._stale_s = stale_s
+        self._fading_s = stale_s - fresh_s
         self._tiers = {tier: TierIndex() for tier in Tier}
-        self._gpu = self._tiers[Tier.GPU]
-        self._slower = [self._tiers[tier] for tier in Tier if tier is not Tier.GPU]
-        # A replica has another bit in each tier. Its seat is one bit that stands for it in all.
-        self._seats: dict[str, int] | None = None
-        self._sitters: dict[int, str] = {}
-        self._seated: dict[Tier, dict[int, int]] = {}
+        self._seats = seats or Seats()
+        # A replica has another bit in each tier, and another in each life: from those bits to the one of its seat.
+        self._seated: dict[Tier, Translation] = {}
+        self._heard: Floats = np.full(self._seats.width, _NOWHERE)  # by seat; without a digest, nothing to doubt
+        self._oldest = _NOWHERE  # not later than any of `_heard`
 
     def __len__(self) -> int:
         return sum(len(index.blocks) for index in self._tiers.values())
@@ -41,7 +44,12 @@ class BlockIndex:
         held = self.epoch(replica)
         if held is not None and message.epoch < held:
             return Sync.STALE
-        self._seats = None
+        result = self._snapshot(replica, message, now)
+        self._seated.clear()
+        self._note(replica)
+        return result
+
+    def _snapshot(self, replica: str, message: Snapshot, now: float) -> Sync:
         for tier, keys in (message.keys or {Tier.GPU: ()}).items():
             digest = message.digests.get(tier)
             index = self._tiers[tier]
@@ -70,6 +78,7 @@ class BlockIndex:
             )
             for tier in dict.fromkeys((*message.stored, *message.removed)) or (Tier.GPU,)
         }
+        self._note(replica)
         for result in (Sync.RESYNC, Sync.STALE):
             if result in results:
                 return result
@@ -81,12 +90,14 @@ class BlockIndex:
             slot = index.slots.get(replica)
             if slot is not None and slot.in_sync:
                 slot.heard_at = now
+        self._note(replica)
 
     def forget(self, replica: str) -> None:
         """Drop a replica's digest at once; its memory comes back by `sweep`."""
-        self._seats = None
         for index in self._tiers.values():
             index.forget(replica)
+        self._seated.clear()
+        self._note(replica)
 
     def sweep(self, limit: int) -> bool:
         """Clear what is abandoned from at most about `limit` entries a tier; True when none is left to clear."""
@@ -108,40 +119,70 @@ class BlockIndex:
 
         It is as good as its worst tier.
         """
-        heard_at = _NOWHERE
-        for index in self._tiers.values():
-            slot = index.slots.get(replica)
-            if slot is not None and slot.heard_at < heard_at:
-                heard_at = slot.heard_at
+        heard_at = self._heard_at(replica)
         if heard_at == _NOWHERE:
             return 0.0
         age = now - heard_at
         if age <= self._fresh_s:
             return 1.0
-        return max(0.0, 1.0 - (age - self._fresh_s) / (self._stale_s - self._fresh_s))
+        return max(0.0, 1.0 - (age - self._fresh_s) / self._fading_s)
+
+    def trusts(self, now: float) -> Floats | None:
+        """Return the confidence in all digests, by seat and 1 where there is none; None while it is 1 in all."""
+        if now - self._oldest <= self._fresh_s:
+            return None
+        self._oldest = float(self._heard.min())
+        if now - self._oldest <= self._fresh_s:
+            return None
+        self._heard = widened(self._heard, self._seats.width, _NOWHERE)
+        faded = (now - self._heard - self._fresh_s) / self._fading_s
+        trusts: Floats = np.maximum(0.0, np.minimum(1.0, 1.0 - faded))
+        return trusts
+
+    def known(self, seats: Ints) -> Bools:
+        """Return which of some seats have a digest."""
+        self._heard = widened(self._heard, self._seats.width, _NOWHERE)
+        return self._heard[seats] < _NOWHERE
+
+    def _heard_at(self, replica: str) -> float:
+        slots = (index.slots.get(replica) for index in self._tiers.values())
+        return min((slot.heard_at for slot in slots if slot is not None), default=_NOWHERE)
+
+    def _note(self, replica: str) -> None:
+        """Bring what decisions read of a replica's age up to date."""
+        seat, heard_at = self._seats.number(replica), self._heard_at(replica)
+        self._heard = widened(self._heard, self._seats.width, _NOWHERE)
+        self._heard[seat] = heard_at
+        self._oldest = min(self._oldest, heard_at)
 
     def depths(self, keys: Sequence[int]) -> dict[str, tuple[int, ...]]:
         """Return, for each replica that holds a prefix of `keys`, its depth in blocks per tier.
 
         Entry t counts the leading blocks held in tier t or a faster one, so entries never fall.
         """
-        gpu = self._gpu
-        if not any(index.blocks for index in self._slower):
-            found = _walk(keys, gpu.live, gpu.owners, [gpu.blocks.get])
-            alike = {depth: (depth,) * len(Tier) for depth in {depth for _, depth in found}}
-            return {replica: alike[depth] for replica, depth in found}
-        alive = self._seat()
-        depths: dict[str, tuple[int, ...]] = {}
-        union: list[_Lookup] = []
-        for tier, index in self._tiers.items():
-            if index.blocks:
-                union = [*union, self._seats_of(tier)]
-                for replica, depth in _walk(keys, alive, self._sitters, union):
-                    before = depths.get(replica, ())
-                    depths[replica] = before + (0,) * (tier - len(before)) + (depth,)
-            elif depths:
-                depths = {replica: (*before, before[-1]) for replica, before in depths.items()}
-        return depths
+        found = self.runs(keys)
+        reached: list[dict[int, int]] = []
+        for tier in Tier:
+            before = reached[-1] if reached else {}
+            here = {bit: depth for depth, mask in ends(found.get(tier, [])) for bit in bits_of(mask)}
+            reached.append(here if tier in found else before)
+        names = self._seats.names
+        return {names[bit.bit_length() - 1]: tuple(depths.get(bit, 0) for depths in reached) for bit in reached[-1]}
+
+    def runs(self, keys: Sequence[int]) -> dict[Tier, Runs]:
+        """Return how far each seat gets along `keys` in each tier that holds anything, faster tiers included."""
+        used = [(tier, index) for tier, index in self._tiers.items() if index.blocks]
+        if not used:
+            return {}
+        # The first walk is in the tier's own bits, which spares the translation of its masks.
+        (tier, index), *slower = used
+        known = self._seats_in(tier).runs(walk(keys, index.live, [Source(index.blocks.get)]))
+        found = {tier: known}
+        for number, (tier, _) in enumerate(slower, 2):
+            sources = [Source(each.blocks.get, self._seats_in(name)) for name, each in used[:number]]
+            alive = reduce(or_, (self._seats_in(name)[each.live] for name, each in used[:number]))
+            known = found[tier] = walk(keys, alive, sources, known)
+        return found
 
     def depth(self, replica: str, keys: Sequence[int]) -> int:
         """Return how many leading blocks of `keys` a replica holds, in whatever tier."""
@@ -155,55 +196,11 @@ class BlockIndex:
                 return depth
         return len(keys) if union else 0
 
-    def _seat(self) -> int:
-        """Give every replica its seat; returns all seats together."""
-        if self._seats is None:
-            replicas = dict.fromkeys(replica for index in self._tiers.values() for replica in index.slots)
-            self._seats = {replica: 1 << number for number, replica in enumerate(replicas)}
-            self._sitters = {seat: replica for replica, seat in self._seats.items()}
-            self._seated = {tier: {} for tier in Tier}
-        return (1 << len(self._seats)) - 1
-
-    def _seats_of(self, tier: Tier) -> _Lookup:
-        """The seats of those who hold a key in a tier; the same few masks recur, so they are translated once."""
-        index, seated, seats = self._tiers[tier], self._seated[tier], self._seats or {}
-        held_by, live, owners = index.blocks.get, index.live, index.owners
-        if len(seated) > _SEATED_LIMIT:
-            seated.clear()
-
-        def lookup(key: int, default: int) -> int:
-            mask = held_by(key, default)
-            found = seated.get(mask)
-            if found is None:
-                found = seated[mask] = sum(seats[owners[bit]] for bit in _bits(mask & live))
-            return found
-
-        return lookup
-
-
-def _walk(
-    keys: Sequence[int], alive: int, owners: Mapping[int, str], union: Sequence[_Lookup]
-) -> list[tuple[str, int]]:
-    """How far each replica of `alive` gets along `keys`, by what the lookups of `union` say together."""
-    first, *rest = union
-    found: list[tuple[str, int]] = []
-    for depth, key in enumerate(keys):
-        held = first(key, 0)
-        for more in rest:
-            held |= more(key, 0)
-        held &= alive
-        if held != alive:
-            if depth:
-                found += [(owners[bit], depth) for bit in _bits(alive ^ held)]
-            alive = held
-            if not alive:
-                return found
-    found += [(owners[bit], len(keys)) for bit in _bits(alive)] if keys else []
-    return found
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit
+    def _seats_in(self, tier: Tier) -> Translation:
+        """From the bits of a tier to those of seats."""
+        seated = self._seated.get(tier)
+        if seated is None:
+            number = self._seats.number
+            bits = {bit: 1 << number(replica) for bit, replica in self._tiers[tier].owners.items()}
+            seated = self._seated[tier] = Translation(bits)
+        return seated

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import numpy as np
+
+from stoker.router.core.seats import Floats, Seats, widened
 
 # Changes kept one by one between two reports; older ones beyond this count as reported.
 _LOG_LIMIT = 4_096
@@ -26,6 +29,7 @@ _OVERHEARD_S = 2.0
 
 @dataclass(slots=True)
 class _Account:
+    seat: int | None  # None once the replica left
     own: float = 0.0
     reported: float = 0.0
     reported_at: float = float("-inf")
@@ -40,6 +44,11 @@ class _Account:
         """Drop what others dispatched up to `at`."""
         del self.overheard[: bisect_right(self.overheard, (at, float("inf")))]
         self.others = sum(tokens for _, tokens in self.overheard)
+
+    @property
+    def load(self) -> float:
+        seen = self.reported + self.since
+        return (seen if seen > self.own else self.own) + self.others
 
     def drain(self, seconds: float, now: float) -> float:
         """Count prefill whose end nobody will tell; returns when it will be done."""
@@ -69,7 +78,10 @@ class _Flight:
 class LoadLedger:
     """In-flight requests and load reports. Every dispatch is released once; a second release is a no-op."""
 
-    def __init__(self) -> None:
+    def __init__(self, seats: Seats | None = None) -> None:
+        self._seats = seats or Seats()
+        self._loads: Floats = np.zeros(self._seats.width)  # every account's load, by seat
+        self._oldest = float("inf")  # nothing that was overheard is older
         self._accounts: dict[str, _Account] = {}
         self._flights: dict[int, _Flight] = {}
         self._next = 1
@@ -80,23 +92,43 @@ class LoadLedger:
         return len(self._flights)
 
     def load(self, replica: str, now: float = float("-inf")) -> float:
-        """Return a replica's load in tokens; 0 when nothing is known of it."""
-        return self.loads((replica,), now)[0]
+        """Return a replica's load in tokens, 0 when nothing is known of it; by `now` what was overheard ages."""
+        self._age(now)
+        account = self._accounts.get(replica)
+        return account.load if account else 0.0
 
-    def loads(self, replicas: Iterable[str], now: float = float("-inf")) -> list[float]:
-        """Return the loads of several replicas, in their order; by `now` what was overheard ages."""
-        loads = []
+    def loads(self, now: float) -> Floats:
+        """Return the loads of all replicas in tokens, by seat."""
+        self._age(now)
+        self._loads = widened(self._loads, self._seats.width, 0.0)
+        return self._loads
+
+    def _age(self, now: float) -> None:
         aged = now - _OVERHEARD_S
-        for replica in replicas:
-            account = self._accounts.get(replica)
-            if account is None:
-                loads.append(0.0)
-            else:
-                if account.overheard and account.overheard[0][0] <= aged:
-                    account.forget_until(aged)
-                seen = account.reported + account.since
-                loads.append((seen if seen > account.own else account.own) + account.others)
-        return loads
+        if self._oldest > aged:
+            return
+        self._oldest = float("inf")
+        for account in self._accounts.values():
+            if account.overheard and account.overheard[0][0] <= aged:
+                account.forget_until(aged)
+                self._show(account)
+            if account.overheard:
+                self._oldest = min(self._oldest, account.overheard[0][0])
+
+    def _show(self, account: _Account) -> None:
+        if account.seat is not None:
+            self._loads[account.seat] = account.load
+
+    def _account(self, replica: str) -> _Account:
+        account = self._accounts.get(replica)
+        if account is None:
+            account = self._accounts[replica] = _Account(self._seats.number(replica))
+            self._loads = widened(self._loads, self._seats.width, 0.0)
+        return account
+
+    def _change(self, account: _Account, tokens: float, now: float) -> None:
+        account.change(tokens, now)
+        self._show(account)
 
     def own(self, replica: str) -> float:
         """Return the tokens that this router itself has in flight on a replica."""
@@ -117,21 +149,21 @@ class LoadLedger:
         """
         flight = self._next
         self._next += 1
-        account = self._accounts.setdefault(replica, _Account())
+        account = self._account(replica)
         if drains_s is None:
             held = _Flight(account, prefill, kv, prefill)
         else:
             held = _Flight(account, prefill, kv, 0.0, drains_s, account.drain(drains_s, now))
         account.pending += held.pending
         self._flights[flight] = held
-        account.change(prefill + kv, now)
+        self._change(account, prefill + kv, now)
         return flight
 
     def first_token(self, flight: int, now: float) -> None:
         """The prefill is done: only the KV load stays. Harmless when repeated or late."""
         held = self._flights.get(flight)
         if held and held.prefill:
-            held.account.change(-held.prefill, now)
+            self._change(held.account, -held.prefill, now)
             held.account.pending -= held.pending
             held.prefill = held.pending = 0.0
 
@@ -139,30 +171,44 @@ class LoadLedger:
         """The request ended, however it ended. Harmless when repeated."""
         held = self._flights.pop(flight, None)
         if held:
-            held.account.change(-(held.prefill + held.kv), now)
+            self._change(held.account, -(held.prefill + held.kv), now)
             held.account.pending -= held.pending
             if held.drained_at > now:
                 # Done before its time, or refused: those behind it are as much earlier.
                 held.account.drained_at -= min(held.drains_s, held.drained_at - now)
 
-    def overhear(self, replica: str, tokens: float, at: float, now: float, *, drains_s: float = 0.0) -> None:
+    def overhear(
+        self,
+        replica: str,
+        tokens: float,
+        at: float,
+        now: float,
+        *,
+        drains_s: float = 0.0,
+        hold_s: float = float("inf"),
+    ) -> None:
         """Count what another router dispatched at `at`, unless a report has it or it has aged by `now`.
 
-        Its prefill takes `drains_s` seconds.
+        Its prefill takes `drains_s` seconds. Routers send where no more than `hold_s` is before a newcomer: with
+        more by this estimate, that was too long, and is not made longer. Else a router would wait for ever behind
+        one whose prefills end sooner than it thinks.
         """
-        account = self._accounts.setdefault(replica, _Account())
+        account = self._account(replica)
         at = min(at, now)
-        account.drain(drains_s, at)
+        if account.drained_at - at <= hold_s:
+            account.drain(drains_s, at)
         if at <= max(account.reported_at, now - _OVERHEARD_S) or tokens <= 0:
             return
         insort(account.overheard, (at, tokens))
         account.others += tokens
         if len(account.overheard) > _LOG_LIMIT:
             account.others -= account.overheard.pop(0)[1]
+        self._oldest = min(self._oldest, at)
+        self._show(account)
 
     def report(self, replica: str, tokens: float, seen_at: float) -> None:
         """Take the load a replica had at `seen_at` (this router's monotonic seconds); older ones are ignored."""
-        account = self._accounts.setdefault(replica, _Account())
+        account = self._account(replica)
         if seen_at < account.reported_at:
             return
         account.reported = max(0.0, tokens)
@@ -171,7 +217,11 @@ class LoadLedger:
             account.log.popleft()
         account.since = sum(tokens for _, tokens in account.log)
         account.forget_until(seen_at)
+        self._show(account)
 
     def forget(self, replica: str) -> None:
         """Drop a replica that left the fleet; its flights may still be released."""
-        self._accounts.pop(replica, None)
+        account = self._accounts.pop(replica, None)
+        if account is not None and account.seat is not None:
+            self._loads[account.seat] = 0.0
+            account.seat = None

@@ -30,8 +30,7 @@ class Ring:
         owners = self._owners
         if not owners:
             return
-        # Keys of one prefix family may be close: mix, so that neighbours scatter.
-        start = bisect_left(self._points, xxhash.xxh3_64_intdigest(key.to_bytes(8, "little")))
+        start = self._start(key)
         seen: set[str] = set()
         for step in range(len(owners)):
             owner = owners[(start + step) % len(owners)]
@@ -40,3 +39,12 @@ class Ring:
                 yield owner
                 if len(seen) == self._size:
                     return
+
+    def home(self, key: int) -> str | None:
+        """Return the first replica of `key`'s order, None on an empty ring."""
+        owners = self._owners
+        return owners[self._start(key) % len(owners)] if owners else None
+
+    def _start(self, key: int) -> int:
+        # Keys of one prefix family may be close: mix, so that neighbours scatter.
+        return bisect_left(self._points, xxhash.xxh3_64_intdigest(key.to_bytes(8, "little")))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from stoker.router.core.seats import Seats, bits_of
+from stoker.router.core.walk import Runs, Source, Translation, ends, runs_of, walk
 
 
 class Speculation:
@@ -12,15 +15,20 @@ class Speculation:
     expiry costs nothing per key and memory is bounded.
     """
 
-    def __init__(self, ttl_s: float = 10.0, limit: int = 262_144) -> None:
+    def __init__(self, ttl_s: float = 10.0, limit: int = 262_144, seats: Seats | None = None) -> None:
         self._ttl_s = ttl_s
         self._limit = limit
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
         self._turned_at = 0.0
+        self._seats = seats or Seats()
+        # A bit outlives the replica's seat, as long as keys may hold it.
         self._bits: dict[str, int] = {}
-        self._owners: dict[int, str] = {}
-        self._alive = 0  # all bits of `_owners`
+        self._alive = 0
+        self._seat_bits: dict[int, int] = {}  # by own bit
+        self._own_bits: dict[int, int] = {}  # by the bit of the seat
+        self._to_seats = Translation(self._seat_bits)
+        self._from_seats = Translation(self._own_bits)
         self._gone: dict[int, int] = {}  # bit of a forgotten replica → turns until no key can hold it
 
     def __len__(self) -> int:
@@ -34,8 +42,12 @@ class Speculation:
         bit = self._bits.get(replica) or self._new_bit(replica)
         young = self._young
         get = young.get
+        before, after = 0, bit
         for key in keys[: self._limit]:
-            young[key] = get(key, 0) | bit
+            held = get(key, 0)
+            if held is not before:  # one object for equal masks: a walk compares them
+                before, after = held, held | bit
+            young[key] = after
 
     def discard(self, replica: str, keys: Iterable[int]) -> None:
         """Withdraw keys that the replica has reported as evicted."""
@@ -52,8 +64,10 @@ class Speculation:
         """Drop all that is believed of a replica: it is gone or has restarted."""
         bit = self._bits.pop(replica, None)
         if bit:
-            del self._owners[bit]
             self._alive ^= bit
+            del self._own_bits[self._seat_bits.pop(bit)]
+            self._to_seats.clear()
+            self._from_seats.clear()
             self._gone[bit] = 2
 
     def expire(self, now: float) -> None:
@@ -64,47 +78,27 @@ class Speculation:
             if stale:
                 self._turn(now)
 
-    def extend(self, keys: Sequence[int], depths: dict[str, int]) -> dict[str, int]:
+    def extend(self, keys: Sequence[int], depths: Mapping[str, int]) -> dict[str, int]:
         """Return each replica's depth in blocks when `depths` blocks are known to be there already.
 
         Speculation continues a known prefix: key i counts for a replica when it is speculated there or
         i < depths[replica].
         """
-        if not self._alive or not keys:
-            return depths
-        # Replicas whose known prefix ends beyond a position pass it without speculation.
-        ends: dict[int, int] = {}
-        bits = self._bits
-        known = 0
-        for replica, depth in depths.items():
-            bit = bits.get(replica)
-            if bit and depth:
-                known |= bit
-                ends[depth] = ends.get(depth, 0) | bit
-        young, old = self._young.get, self._old.get
-        alive = self._alive
+        known = runs_of((depth, 1 << self._seats.number(replica)) for replica, depth in depths.items() if depth)
         reached = dict(depths)
-        position = 0
-        for position, key in enumerate(keys):
-            known &= ~ends.get(position, 0)
-            held = (young(key, 0) | old(key, 0) | known) & alive
-            if held != alive:
-                self._settle(alive ^ held, position, reached)
-                alive = held
-                if not alive:
-                    return reached
-        self._settle(alive, len(keys), reached)
+        for depth, mask in ends(self.runs(keys, known)):
+            for bit in bits_of(mask):
+                reached[self._seats.names[bit.bit_length() - 1]] = depth
         return reached
 
-    def _settle(self, bits: int, depth: int, reached: dict[str, int]) -> None:
-        if not depth:
-            return
-        while bits:
-            bit = bits & -bits
-            bits ^= bit
-            replica = self._owners[bit]
-            if depth > reached.get(replica, 0):
-                reached[replica] = depth
+    def runs(self, keys: Sequence[int], known: Runs) -> Runs:
+        """Return how far seats get along `keys`, continuing `known`, if speculation takes any further than that."""
+        if not self._alive or not keys:
+            return []
+        sources = [Source(self._young.get), *([Source(self._old.get)] if self._old else [])]
+        here = self._from_seats.runs(known)
+        found = walk(keys, self._alive, sources, here)
+        return [] if found == here else self._to_seats.runs(found)
 
     def _turn(self, now: float) -> None:
         self._young, self._old = {}, self._young
@@ -115,6 +109,10 @@ class Speculation:
         used = self._alive | sum(self._gone)
         bit = ~used & (used + 1)
         self._bits[replica] = bit
-        self._owners[bit] = replica
         self._alive |= bit
+        seat_bit = 1 << self._seats.number(replica)
+        self._seat_bits[bit] = seat_bit
+        self._own_bits[seat_bit] = bit
+        self._to_seats.clear()
+        self._from_seats.clear()
         return bit

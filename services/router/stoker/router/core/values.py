@@ -121,7 +121,7 @@ class Decision(NamedTuple):
     cached_tokens: int
     prefill_tokens: int
     over_bound: bool
-    candidates: tuple[Candidate, ...] = ()
+    candidates: Sequence[Candidate] = ()
     shown_tokens: int = 0
 
 

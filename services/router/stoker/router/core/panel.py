@@ -1,0 +1,44 @@
+"""The replicas that may serve one kind of request, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.router.core.seats import Floats, Ints, Seats
+from stoker.router.core.values import Replica
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Panel:
+    """Row by row, in the order in which the fleet came to know them. Holds what announcements change, no state."""
+
+    ids: tuple[str, ...]
+    rows: Mapping[str, int]
+    seats: Ints
+    block_sizes: Ints
+    alike: int
+    """The block size of all, in tokens; −1 where they differ."""
+    capacity: Floats
+    capacities: float
+    """Their sum."""
+
+    @classmethod
+    def of(cls, replicas: Sequence[Replica], seats: Seats) -> Panel:
+        """Return the panel of some replicas."""
+        ids = tuple(replica.id for replica in replicas)
+        sizes = {replica.block_size for replica in replicas}
+        return cls(
+            ids=ids,
+            rows={name: row for row, name in enumerate(ids)},
+            seats=np.array([seats.number(name) for name in ids], np.int64),
+            block_sizes=np.array([replica.block_size for replica in replicas], np.int64),
+            alike=sizes.pop() if len(sizes) == 1 else -1,
+            capacity=np.array([replica.capacity for replica in replicas], np.float64),
+            capacities=sum(replica.capacity for replica in replicas),
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
