@@ -210,6 +210,9 @@ class Tls:
         if held.client_ca:
             certificates.load_authorities(context, held.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
+            # A resumed session shows no certificate: who was admitted once would be for hours, whoever is trusted now.
+            context.options |= ssl.OP_NO_TICKET
+            context.num_tickets = 0
         return context
 
 
