@@ -297,6 +297,26 @@ async def test_files_are_followed_by_themselves(
         await eventually(lambda: secure.generation > before)
 
 
+async def test_a_failure_that_nobody_thought_of_does_not_end_the_following(
+    files: Files, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "POLL_S", 0.01)
+    told: list[int] = []
+
+    def tell(renewed: Tls) -> None:
+        told.append(renewed.generation)
+        if len(told) == 1:
+            raise RuntimeError("unforeseen")
+
+    async with tls.following(config(files)) as secure:
+        assert secure is not None
+        secure.on_renewal(tell)
+        files.write(authority.pair("second"), authority)
+        await eventually(lambda: len(told) == 1)
+        files.write(authority.pair("third"), authority)
+        await eventually(lambda: len(told) == 2)
+
+
 # HTTP
 
 
