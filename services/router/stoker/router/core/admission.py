@@ -47,7 +47,7 @@ class _Chooser(Protocol):
 
 
 class AdmissionQueue:
-    """The requests of one pool that wait for a replica with room, at most `limit`."""
+    """The requests of one pool that wait for a replica with room, oldest first; `limit` bounds newcomers."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -62,9 +62,10 @@ class AdmissionQueue:
     def join(self, request: Request, fleet: Fleet, now: float, *, policy: str, since: float | None = None) -> int:
         """Wait; returns a ticket. `since` is when it first came, for one that was sent already and came back.
 
-        Raises Exhausted (reason QUEUE_FULL), with the time in which those that wait can be computed.
+        Raises Exhausted (reason QUEUE_FULL), with the time in which those that wait can be computed; not for one that
+        came back, which was let in before.
         """
-        if len(self._waiting) >= self._limit:
+        if since is None and len(self._waiting) >= self._limit:
             raise Exhausted(
                 f"{len(self._waiting)} requests wait for a replica of this model, as many as may; "
                 "try again later, or scale the deployment up",
@@ -74,6 +75,8 @@ class AdmissionQueue:
         ticket = self._next
         self._next += 1
         self._waiting[ticket] = _Waiting(request, policy, now if since is None else since)
+        if since is not None:
+            self._waiting = dict(sorted(self._waiting.items(), key=lambda item: item[1].since))
         self._prompt_tokens += request.prompt_tokens
         return ticket
 
