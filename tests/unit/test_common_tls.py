@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -296,6 +297,26 @@ async def test_files_are_followed_by_themselves(
         await eventually(lambda: secure.generation > before)
 
 
+async def test_a_failure_that_nobody_thought_of_does_not_end_the_following(
+    files: Files, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "POLL_S", 0.01)
+    told: list[int] = []
+
+    def tell(renewed: Tls) -> None:
+        told.append(renewed.generation)
+        if len(told) == 1:
+            raise RuntimeError("unforeseen")
+
+    async with tls.following(config(files)) as secure:
+        assert secure is not None
+        secure.on_renewal(tell)
+        files.write(authority.pair("second"), authority)
+        await eventually(lambda: len(told) == 1)
+        files.write(authority.pair("third"), authority)
+        await eventually(lambda: len(told) == 2)
+
+
 # HTTP
 
 
@@ -341,6 +362,38 @@ async def test_http_shows_what_the_files_hold_now(files: Files, authority: Autho
     finally:
         listening.close()
         await http_server.shutdown(1)
+
+
+def shake_hands(
+    client: ssl.SSLContext, server: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> ssl.SSLSession | None:
+    """A handshake in memory and a byte after it, which brings tickets; returns the client's session."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    near = client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1", session=session)
+    far = server.wrap_bio(to_server, to_client, server_side=True)
+    for step in (near.do_handshake, far.do_handshake) * 3:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            step()
+    far.write(b"x")
+    assert near.read(1) == b"x"
+    return near.session
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_caller_of_an_authority_that_was_taken_away_cannot_resume_its_session(
+    files: Files, authority: Authority, version: ssl.TLSVersion
+) -> None:
+    secure = Tls(ServerTlsConfig(str(files.certificate), str(files.key), str(files.ca)), "http_tls")
+    server = secure.server_context()
+    client = ssl.create_default_context(cadata=authority.pem.decode())
+    client.maximum_version = version
+    client.load_cert_chain(files.certificate, files.key)
+    session = shake_hands(client, server)
+    shake_hands(client, server, session)
+    files.ca.write_bytes(Authority("the next authority").pem)
+    secure.look()
+    with pytest.raises(ssl.SSLError):
+        shake_hands(client, server, session)
 
 
 # Expiry

@@ -248,3 +248,15 @@ def test_those_who_want_a_busy_replica_do_not_hold_up_those_behind_them_who_want
     free = join(queue, made, replace(prompt(200, 5), exclude=frozenset({"a"})), 0.0)
     granted = [queue.grant(made, 0.0, RNG) for _ in range(4)]
     assert [grant.ticket for grant in granted if grant is not None] == [free]
+
+
+def test_who_comes_back_is_among_the_oldest_and_not_refused_where_the_queue_is_full() -> None:
+    made, queue = fleet("a"), AdmissionQueue(100)
+    for number in range(100):
+        join(queue, made, prompt(number, 5), 9.0)
+    returned = join(queue, made, prompt(200, 100), 10.0, since=0.0)
+    granted = queue.grant(made, 10.0, RNG)
+    assert granted is not None
+    assert granted.ticket == returned
+    with pytest.raises(Exhausted):
+        join(queue, made, prompt(201, 5), 10.0)

@@ -51,8 +51,7 @@ class World:
             self.sent.append(Sent(self.pool, decision, flight))
             return self.sent[-1]
 
-        at = self.now() if since is None else since
-        return asyncio.create_task(self.turns.wait(self.pool, request, core.STOKER, depart, at))
+        return asyncio.create_task(self.turns.wait(self.pool, request, core.STOKER, depart, since))
 
     def occupy(self) -> int:
         request = self.request(99)
@@ -170,7 +169,7 @@ async def test_an_error_of_one_that_departs_is_its_own() -> None:
     def gone(decision: core.Decision) -> Sent:
         raise Unavailable("just left")
 
-    lost = asyncio.create_task(here.turns.wait(here.pool, here.request(1, 1), core.STOKER, gone, 0.0))
+    lost = asyncio.create_task(here.turns.wait(here.pool, here.request(1, 1), core.STOKER, gone, None))
     kept = here.wait(2)
     await settle()
     here.end(flight)

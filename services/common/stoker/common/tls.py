@@ -152,9 +152,12 @@ class Tls:
         while True:
             await asyncio.sleep(POLL_S)
             before = self.generation
-            await asyncio.to_thread(self.look)
-            if self.generation != before:
-                self._on_renewal(self)
+            try:
+                await asyncio.to_thread(self.look)
+                if self.generation != before:
+                    self._on_renewal(self)
+            except Exception:  # whoever stops looking serves a certificate until it ends
+                log.exception("tls.look_failed", setting=self._setting)
 
     def look(self) -> None:
         """Read the files once more. What cannot be used is not taken: the certificate in use stays."""
@@ -210,6 +213,9 @@ class Tls:
         if held.client_ca:
             certificates.load_authorities(context, held.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
+            # A resumed session shows no certificate: who was admitted once would be for hours, whatever is trusted.
+            context.options |= ssl.OP_NO_TICKET
+            context.num_tickets = 0
         return context
 
 

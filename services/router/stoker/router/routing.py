@@ -198,10 +198,11 @@ class Router:
     ) -> Flight:
         """Choose a replica, none of `tried`, wait until it has room, and count the request as sent there.
 
-        `since` is when the request came, by `clock`; who came first waits less. The baseline policy never waits.
+        `since` is when the request came, by `clock`: one that was tried elsewhere keeps its place. The baseline
+        policy never waits.
         Raises Unavailable where no replica can serve, Exhausted where too many wait or the wait is too long.
         """
-        pool, now = plan.pool, self.clock()
+        pool = plan.pool
         baseline = plan.policy == core.ROUND_ROBIN
         if baseline or not self.turns.before(pool):
             decided = self.choose(plan, tried)
@@ -212,7 +213,7 @@ class Router:
             return self.fly(_decided(plan, decision, self.clock()), request_id)
 
         request = _request(plan, tried)
-        return await self.turns.wait(pool, request, plan.policy, depart, now if since is None else since)
+        return await self.turns.wait(pool, request, plan.policy, depart, since if tried else None)
 
     def fly(self, decided: Decided, request_id: str) -> Flight:
         """Count a decision as taken and its request as sent."""

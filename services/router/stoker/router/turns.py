@@ -60,10 +60,16 @@ class Turns:
         return sum(len(line.queue) for line in self._lines.values())
 
     async def wait(
-        self, pool: Pool, request: core.Request, policy: str, depart: Callable[[core.Decision], F], since: float
+        self,
+        pool: Pool,
+        request: core.Request,
+        policy: str,
+        depart: Callable[[core.Decision], F],
+        since: float | None,
     ) -> F:
         """Wait for a turn, taken by `depart` in the moment it comes; return what that returned.
 
+        `since` is when a request first came that was sent already and came back; None for any other.
         Raises Exhausted (QUEUE_FULL, QUEUE_TIMEOUT), and what the decision raises.
         """
         joined = self._clock()

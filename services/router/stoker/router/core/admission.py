@@ -53,7 +53,7 @@ class _Chooser(Protocol):
 
 
 class AdmissionQueue:
-    """The requests of one pool that wait for a replica with room, at most `limit`."""
+    """The requests of one pool that wait for a replica with room, oldest first; `limit` bounds newcomers."""
 
     def __init__(self, limit: int, fairness: Fairness) -> None:
         """`fairness` outlives the queue, which may exist only while somebody waits."""
@@ -72,9 +72,10 @@ class AdmissionQueue:
     def join(self, request: Request, fleet: Fleet, now: float, *, policy: str, since: float | None = None) -> int:
         """Wait; returns a ticket. `since` is when it first came, for one that was sent already and came back.
 
-        Raises Exhausted (reason QUEUE_FULL), with the time in which those that wait can be computed.
+        Raises Exhausted (reason QUEUE_FULL), with the time in which those that wait can be computed; not for one that
+        came back, which was let in before.
         """
-        if len(self._waiting) >= self._limit:
+        if since is None and len(self._waiting) >= self._limit:
             self._make_room(request.tenant, self._full(fleet))
         ticket = self._next
         self._next += 1
@@ -84,6 +85,9 @@ class AdmissionQueue:
             self._fairness.arrive(request.tenant, band)
             band[request.tenant] = {}
         band[request.tenant][ticket] = waiting
+        if since is not None:
+            line = sorted(band[request.tenant].items(), key=lambda item: item[1].since)
+            band[request.tenant] = dict(line)
         self._waiting[ticket] = waiting
         self._prompt_tokens += request.prompt_tokens
         return ticket
