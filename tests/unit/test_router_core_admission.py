@@ -251,7 +251,7 @@ def test_those_who_want_a_busy_replica_do_not_hold_up_those_behind_them_who_want
 
 
 def test_who_comes_back_is_among_the_oldest_and_not_refused_where_the_queue_is_full() -> None:
-    made, queue = fleet("a"), AdmissionQueue(100)
+    made, queue = fleet("a"), AdmissionQueue(100, Fairness(0.0))
     for number in range(100):
         join(queue, made, prompt(number, 5), 9.0)
     returned = join(queue, made, prompt(200, 100), 10.0, since=0.0)
