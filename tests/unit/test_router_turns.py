@@ -176,3 +176,25 @@ async def test_an_error_of_one_that_departs_is_its_own() -> None:
     with pytest.raises(Unavailable, match="just left"):
         await lost
     assert (await kept).decision.replica == "a"
+
+
+async def test_looking_who_may_go_takes_a_bounded_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = world()
+    here.occupy()
+    waiting = here.wait(1)
+    await settle()
+    looked: list[float] = []
+    spent = 0.0
+
+    def slow_look(queue: core.AdmissionQueue, *_: object, **__: object) -> None:
+        nonlocal spent
+        looked.append(here.now())
+        spent += 0.02
+
+    monkeypatch.setattr(core.AdmissionQueue, "grant", slow_look)
+    monkeypatch.setattr(here.turns, "_clock", lambda: here.now() + spent)
+    for _ in range(1_000):
+        here.turns.pump(here.pool)
+        await asyncio.sleep(0.001)
+    assert 5 <= len(looked) <= 25, "of 1 s, at most half"
+    waiting.cancel()

@@ -22,8 +22,10 @@ from stoker.router.core.values import Decision, Request
 RETRY_S = 0.05
 """Ask for grants at least this often while requests wait: room can come by time alone, or by a report."""
 
-# So many of the oldest that wait are considered at a time, and so many of the others: the cost of a grant is bounded.
-_WINDOW = 32
+# So many of the oldest that wait are considered at a time, and so many of the others; fewer where many replicas are
+# weighed for each. The cost of a grant is bounded.
+_WINDOW, _WINDOW_LEAST = 32, 4
+_WEIGHED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class AdmissionQueue:
         self._limit = limit
         self._waiting: dict[int, _Waiting] = {}
         self._next = 1
-        self._next_other = _WINDOW
+        self._next_other = 0
         self._prompt_tokens = 0
 
     def __len__(self) -> int:
@@ -100,20 +102,19 @@ class AdmissionQueue:
         free = frozenset(name for name in able if not fleet.busy(name, now))
         if able and not free:
             return None
+        size = min(_WINDOW, max(_WINDOW_LEAST, _WEIGHED // max(1, len(able))))
         chooser = partial(decide, fleet=fleet, now=now, rng=rng, explain=explain)
-        granted = self._shortest(self._oldest(), fleet, now, chooser)
-        if granted is None and len(self._waiting) > _WINDOW:
-            granted = self._shortest(self._others(), fleet, now, chooser)
-        return granted or self._spilled(free, fleet, now, chooser)
+        oldest = list(islice(self._waiting.items(), size))
+        granted = self._shortest(oldest, fleet, now, chooser)
+        if granted is None and len(self._waiting) > size:
+            granted = self._shortest(self._others(size), fleet, now, chooser)
+        return granted or self._spilled(oldest, free, fleet, now, chooser)
 
-    def _oldest(self) -> list[tuple[int, _Waiting]]:
-        return list(islice(self._waiting.items(), _WINDOW))
-
-    def _others(self) -> list[tuple[int, _Waiting]]:
+    def _others(self, size: int) -> list[tuple[int, _Waiting]]:
         """Some of those behind the oldest, in turn: the oldest may all want the same replica, and these another."""
-        start = self._next_other if _WINDOW <= self._next_other < len(self._waiting) else _WINDOW
-        self._next_other = start + _WINDOW
-        return list(islice(self._waiting.items(), start, start + _WINDOW))
+        start = self._next_other if size <= self._next_other < len(self._waiting) else size
+        self._next_other = start + size
+        return list(islice(self._waiting.items(), start, start + size))
 
     def _shortest(
         self, window: list[tuple[int, _Waiting]], fleet: Fleet, now: float, chooser: _Chooser
@@ -138,7 +139,14 @@ class AdmissionQueue:
         self.leave(ticket)
         return Grant(ticket, decision)
 
-    def _spilled(self, free: frozenset[str], fleet: Fleet, now: float, chooser: _Chooser) -> Grant | None:
+    def _spilled(
+        self,
+        oldest: list[tuple[int, _Waiting]],
+        free: frozenset[str],
+        fleet: Fleet,
+        now: float,
+        chooser: _Chooser,
+    ) -> Grant | None:
         """Of those who have waited as long as a miss costs, the oldest that a replica can take which nobody wants.
 
         What waits here is no load anywhere: without this, all that share a hot prefix wait for the one replica that
@@ -149,7 +157,7 @@ class AdmissionQueue:
             return None
         rate = min(fleet.rates[name] for name in free)
         elsewhere = frozenset(fleet.replicas.keys() - free)
-        for ticket, waiting in self._oldest():
+        for ticket, waiting in oldest:
             request = waiting.request
             if fleet.config.miss_weight * request.prompt_tokens > rate * (now - waiting.since):
                 continue
