@@ -43,8 +43,8 @@ class World:
     def request(self, family: int, blocks: int = 100) -> core.Request:
         return core.Request([1_000 * family + n for n in range(blocks)], 16 * blocks)
 
-    def wait(self, family: int, since: float | None = None) -> asyncio.Task[Sent]:
-        request = self.request(family)
+    def wait(self, family: int, since: float | None = None, blocks: int = 100) -> asyncio.Task[Sent]:
+        request = self.request(family, blocks)
 
         def depart(decision: core.Decision) -> Sent:
             flight = self.pool.fleet.dispatch(request, decision, self.now())
@@ -123,6 +123,19 @@ async def test_a_full_line_refuses_and_keeps_those_in_it() -> None:
         await here.wait(2)
     here.end(flight)
     assert (await waiting).decision.replica == "a"
+
+
+async def test_nobody_is_told_to_stay_away_longer_than_those_who_wait_may() -> None:
+    here = world(limit=1, longest_s=5.0)
+    here.occupy()
+    waiting = here.wait(1, blocks=62_500)  # 1,000 s
+    await settle()
+    with pytest.raises(Exhausted) as refused:
+        await here.wait(2)
+    assert refused.value.retry_after_s == 5.0
+    with pytest.raises(Exhausted) as late:
+        await waiting
+    assert late.value.retry_after_s == 5.0
 
 
 async def test_who_is_cancelled_while_waiting_is_never_sent() -> None:

@@ -77,7 +77,7 @@ class Turns:
         Raises Exhausted (QUEUE_FULL, QUEUE_TIMEOUT), and what the decision raises.
         """
         joined = self._clock()
-        line = self._lines.get(pool) or _Line(core.AdmissionQueue(self._config.limit), {})
+        line = self._lines.get(pool) or _Line(core.AdmissionQueue(self._config.limit, self._config.longest_s), {})
         ticket = line.queue.join(request, pool.fleet, joined, policy=policy, since=since)
         self._lines[pool] = line
         turn: asyncio.Future[F] = asyncio.get_running_loop().create_future()

@@ -51,8 +51,10 @@ class _Chooser(Protocol):
 class AdmissionQueue:
     """The requests of one pool that wait for a replica with room, oldest first; `limit` bounds newcomers."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, longest_s: float = float("inf")) -> None:
+        """`longest_s`: how long a request waits at most; its owner sees to that."""
         self._limit = limit
+        self._longest_s = longest_s
         self._waiting: dict[int, _Waiting] = {}
         self._next = 1
         self._next_other = 0
@@ -89,9 +91,9 @@ class AdmissionQueue:
             self._prompt_tokens -= gone.request.prompt_tokens
 
     def drain_s(self, fleet: Fleet) -> float:
-        """Return how long the fleet takes to compute all that wait, if nothing is cached, in seconds."""
+        """Return in how many seconds all that wait are gone: computed, if nothing is cached, or given up."""
         rate = sum(rate for name, rate in fleet.rates.items() if fleet.replicas[name].ready)
-        return self._prompt_tokens / rate if rate else 1.0
+        return min(self._longest_s, self._prompt_tokens / rate) if rate else 1.0
 
     def grant(self, fleet: Fleet, now: float, rng: Random, *, explain: bool = False) -> Grant | None:
         """Take the request that goes next out of the queue; None while all must wait.
