@@ -34,7 +34,7 @@ class Grant:
 
     ticket: int
     decision: Decision | None = None
-    error: StokerError | None = None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class AdmissionQueue:
         for ticket, waiting in window:
             try:
                 decision = chooser(waiting.request, policy=waiting.policy)
-            except StokerError as error:
+            except Exception as error:  # noqa: BLE001 - it is the waiter's, not that of whoever made room
                 self.leave(ticket)
                 return Grant(ticket, error=error)
             if fleet.busy(decision.replica, now):
