@@ -113,6 +113,32 @@ async def test_other_methods_on_a_stored_response_do_not_reach_its_engine() -> N
         assert asked == ["POST"]
 
 
+async def test_a_response_that_is_only_announced_has_not_been_prefilled() -> None:
+    go_on = asyncio.Event()
+
+    async def announces(request: web.BaseRequest) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        for event in (b"created", b"in_progress", b"output_text.delta", b"completed"):
+            if event == b"output_text.delta":
+                await go_on.wait()
+            await answer.write(b'event: response.%s\ndata: {"type": "response.%s"}\n\n' % (event, event))
+            if event == b"output_text.delta":
+                await asyncio.sleep(30)
+        return answer
+
+    async with router_before(announces) as app, aiohttp.ClientSession() as http:
+        fleet = app.view.pools["tiny"].fleet
+        body = {"model": "tiny", "input": "word " * 1_000, "stream": True}
+        async with http.post(f"http://127.0.0.1:{app.http_port}/v1/responses", json=body) as answer:
+            assert b"created" in await answer.content.readuntil(b"\n\n")
+            assert b"in_progress" in await answer.content.readuntil(b"\n\n")
+            assert fleet.load.backlog("tiny-0", 1.0, 0.0) > 100
+            go_on.set()
+            assert b"delta" in await answer.content.readuntil(b"\n\n")
+            assert fleet.load.backlog("tiny-0", 1.0, 0.0) == 0
+
+
 class SilentAgent(inference_pb2_grpc.InferenceServiceServicer):
     """Begins each stream, and says so many words before it falls silent."""
 

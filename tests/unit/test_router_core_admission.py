@@ -260,3 +260,14 @@ def test_who_comes_back_is_among_the_oldest_and_not_refused_where_the_queue_is_f
     assert granted.ticket == returned
     with pytest.raises(Exhausted):
         join(queue, made, prompt(201, 5), 10.0)
+
+
+def test_a_request_that_cannot_be_decided_ends_alone_and_not_with_who_made_room() -> None:
+    made, queue = fleet("a"), AdmissionQueue(10, Fairness(0.0))
+    broken = join(queue, made, Request(5, 10), 0.0)  # type: ignore[arg-type] # stands for any defect
+    sound = join(queue, made, prompt(2, 5), 0.0)
+    first, second = queue.grant(made, 0.0, RNG), queue.grant(made, 0.0, RNG)
+    assert first is not None
+    assert (first.ticket, type(first.error)) == (broken, TypeError)
+    assert second is not None
+    assert second.ticket == sound

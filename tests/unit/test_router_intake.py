@@ -141,3 +141,24 @@ async def test_too_large_is_refused_as_soon_as_it_is() -> None:
         with pytest.raises(TooLarge):
             await task
     assert intake.held_bytes == 0
+
+
+async def test_a_body_that_is_late_in_the_moment_its_place_is_needed_harms_nobody() -> None:
+    intake = Intake(LIMIT, 1)
+    loop = asyncio.get_running_loop()
+    now = loop.create_future()
+    loop.call_at(60.0, now.set_result, None)
+
+    async def prompt_one() -> bytes:
+        content = Content()
+        content.end(b"whole")
+        await now
+        async with intake.body(request(content)) as raw:
+            return raw
+
+    other = asyncio.create_task(prompt_one())
+    async with sending(intake, b"x") as (_, late):
+        assert await other == b"whole"
+        with pytest.raises((Exhausted, DeadlineExceeded)):
+            await late
+    assert intake.held_bytes == 0

@@ -43,8 +43,8 @@ class World:
     def request(self, family: int, blocks: int = 100) -> core.Request:
         return core.Request([1_000 * family + n for n in range(blocks)], 16 * blocks)
 
-    def wait(self, family: int, since: float | None = None) -> asyncio.Task[Sent]:
-        request = self.request(family)
+    def wait(self, family: int, since: float | None = None, blocks: int = 100) -> asyncio.Task[Sent]:
+        request = self.request(family, blocks)
 
         def depart(decision: core.Decision) -> Sent:
             flight = self.pool.fleet.dispatch(request, decision, self.now())
@@ -125,6 +125,19 @@ async def test_a_full_line_refuses_and_keeps_those_in_it() -> None:
     assert (await waiting).decision.replica == "a"
 
 
+async def test_nobody_is_told_to_stay_away_longer_than_those_who_wait_may() -> None:
+    here = world(limit=1, longest_s=5.0)
+    here.occupy()
+    waiting = here.wait(1, blocks=62_500)  # 1,000 s
+    await settle()
+    with pytest.raises(Exhausted) as refused:
+        await here.wait(2)
+    assert refused.value.retry_after_s == 5.0
+    with pytest.raises(Exhausted) as late:
+        await waiting
+    assert late.value.retry_after_s == 5.0
+
+
 async def test_who_is_cancelled_while_waiting_is_never_sent() -> None:
     here = world()
     flight = here.occupy()
@@ -176,3 +189,25 @@ async def test_an_error_of_one_that_departs_is_its_own() -> None:
     with pytest.raises(Unavailable, match="just left"):
         await lost
     assert (await kept).decision.replica == "a"
+
+
+async def test_looking_who_may_go_takes_a_bounded_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = world()
+    here.occupy()
+    waiting = here.wait(1)
+    await settle()
+    looked: list[float] = []
+    spent = 0.0
+
+    def slow_look(queue: core.AdmissionQueue, *_: object, **__: object) -> None:
+        nonlocal spent
+        looked.append(here.now())
+        spent += 0.02
+
+    monkeypatch.setattr(core.AdmissionQueue, "grant", slow_look)
+    monkeypatch.setattr(here.turns, "_clock", lambda: here.now() + spent)
+    for _ in range(1_000):
+        here.turns.pump(here.pool)
+        await asyncio.sleep(0.001)
+    assert 5 <= len(looked) <= 25, "of 1 s, at most half"
+    waiting.cancel()

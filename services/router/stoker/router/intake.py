@@ -89,7 +89,8 @@ class Intake:
     def _gives_way(self, body: _Arriving) -> None:
         del self._arriving[body]
         body.gave_way = True
-        body.clock.reschedule(asyncio.get_running_loop().time())
+        if not body.clock.expired():
+            body.clock.reschedule(asyncio.get_running_loop().time())
         self.held_bytes -= body.size
         body.size = 0
 

@@ -14,11 +14,14 @@ from stoker.common.errors import StokerError
 from stoker.common.http1 import Broken, Exchange
 from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
+from stoker.router.prompt import RESPONSES
 from stoker.router.routing import Flight
 from stoker.router.upstream import EngineFailed, Engines, failed, response_headers
 
 _CACHED = re.compile(rb'"prompt_tokens"\s*:\s*(\d+).*?"cached_tokens"\s*:\s*(\d+)', re.DOTALL)
 _EVENT_END = b"\n\n"
+# What an engine says of a response before it computes anything.
+_ANNOUNCEMENT = re.compile(rb"event: response\.(?:queued|created|in_progress)\n")
 _HEAD_BYTES = 4096
 
 
@@ -50,6 +53,7 @@ class Relay:
         self._request = call.request
         self._limits = limits
         self._events = False
+        self._token_seen = False
         self._out: web.StreamResponse | None = None
         self._tail = b""
         self._timeout: asyncio.Timeout | None = None
@@ -103,7 +107,8 @@ class Relay:
         chunk = await _next(upstream)
         metrics.of(metrics.TTFT, self._call.api).observe(asyncio.get_running_loop().time() - self._call.arrived)
         if self._call.stream:
-            self._flight.first_token()
+            self._flight.stay()
+            self._look_for_token(chunk)
         self._stop_if_moved()
         self.head = chunk[:_HEAD_BYTES]
         headers = {**response_headers(upstream.headers), **self._own_headers()}
@@ -118,10 +123,17 @@ class Relay:
             self._allow(self._limits.idle_s)
             held = await self._pass(out, held + chunk if held else chunk)
             chunk = await _next(upstream)
+            if not self._token_seen:
+                self._look_for_token(chunk)
         if held:
             await self._send(out.write(held))
         await self._send(out.write_eof())
         return out
+
+    def _look_for_token(self, chunk: bytes) -> None:
+        if self._call.api != RESPONSES or chunk.count(b"event: ") > len(_ANNOUNCEMENT.findall(chunk)):
+            self._token_seen = True
+            self._flight.first_token()
 
     def _stop_if_moved(self) -> None:
         """The replica spoke just after it was given up: nothing may go out any more."""

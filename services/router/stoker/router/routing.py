@@ -60,7 +60,7 @@ class Flight:
 
     def first_token(self) -> None:
         """The engine's first byte of output is here."""
-        self._stay()
+        self.stay()
         pool = self.decided.plan.pool
         pool.fleet.first_token(self._id, self._clock())
         self._router.turns.pump(pool)
@@ -94,15 +94,16 @@ class Flight:
         def leave() -> None:
             if until.expired() or not self._router.elsewhere(self.decided, tried) or not may_retry():
                 return
-            self._stay()
+            self.stay()
             self.moved = True
             until.reschedule(asyncio.get_running_loop().time())
 
-        self._stay()
+        self.stay()
         self._leave = leave
         self.decided.target.waiting.add(leave)
 
-    def _stay(self) -> None:
+    def stay(self) -> None:
+        """Something of the answer is here: it moves no more."""
         if self._leave is not None:
             self.decided.target.waiting.discard(self._leave)
             self._leave = None
@@ -117,7 +118,7 @@ class Flight:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stay()
+        self.stay()
         now = self._clock()
         pool = self.decided.plan.pool
         pool.fleet.release(self._id, now)

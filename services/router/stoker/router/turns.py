@@ -13,6 +13,9 @@ from stoker.router import core, metrics
 from stoker.router.config import QueueConfig
 from stoker.router.pools import Pool
 
+# After a look at who may go, at least so many times as long for everything else: ends come by the thousand a second.
+_REST = 3.0
+
 EXPLAINED_REPLICAS = 64
 """Decisions over more replicas than this are explained on demand only."""
 
@@ -41,6 +44,7 @@ class _Line:
     queue: core.AdmissionQueue
     waiting: dict[int, _Waiting[Any]]
     timer: asyncio.TimerHandle | None = None
+    rests_until: float = float("-inf")
 
 
 class Turns:
@@ -73,7 +77,9 @@ class Turns:
         Raises Exhausted (QUEUE_FULL, QUEUE_TIMEOUT), and what the decision raises.
         """
         joined = self._clock()
-        line = self._lines.get(pool) or _Line(core.AdmissionQueue(self._config.limit, pool.fleet.fairness), {})
+        line = self._lines.get(pool) or _Line(
+            core.AdmissionQueue(self._config.limit, pool.fleet.fairness, self._config.longest_s), {}
+        )
         ticket = line.queue.join(request, pool.fleet, joined, policy=policy, since=since)
         self._lines[pool] = line
         turn: asyncio.Future[F] = asyncio.get_running_loop().create_future()
@@ -100,6 +106,16 @@ class Turns:
         line = self._lines.get(pool)
         if line is None:
             return
+        began = self._clock()
+        if began >= line.rests_until:
+            self._grant(pool, line)
+            ended = self._clock()
+            line.rests_until = ended + _REST * (ended - began)
+        self._close_if_empty(pool, line)
+        if len(line.queue) and line.timer is None:
+            line.timer = asyncio.get_running_loop().call_later(core.RETRY_S, self._again, pool, line)
+
+    def _grant(self, pool: Pool, line: _Line) -> None:
         explain = len(pool.targets) <= EXPLAINED_REPLICAS
         while (grant := line.queue.grant(pool.fleet, self._clock(), self._rng, explain=explain)) is not None:
             waiting = line.waiting.pop(grant.ticket, None)
@@ -112,9 +128,6 @@ class Turns:
                 waiting.turn.set_result(waiting.depart(grant.decision))
             except Exception as error:  # noqa: BLE001 - it is the waiter's, not that of whoever made room
                 waiting.turn.set_exception(error)
-        self._close_if_empty(pool, line)
-        if len(line.queue) and line.timer is None:
-            line.timer = asyncio.get_running_loop().call_later(core.RETRY_S, self._again, pool, line)
 
     def _again(self, pool: Pool, line: _Line) -> None:
         line.timer = None

@@ -37,7 +37,7 @@ class Grant:
 
     ticket: int
     decision: Decision | None = None
-    error: StokerError | None = None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,14 @@ class _Chooser(Protocol):
 class AdmissionQueue:
     """The requests of one pool that wait for a replica with room, oldest first; `limit` bounds newcomers."""
 
-    def __init__(self, limit: int, fairness: Fairness) -> None:
-        """`fairness` outlives the queue, which may exist only while somebody waits."""
+    def __init__(self, limit: int, fairness: Fairness, longest_s: float = float("inf")) -> None:
+        """`fairness` outlives the queue, which may exist only while somebody waits.
+
+        `longest_s`: how long a request waits at most; its owner sees to that.
+        """
         self._limit = limit
         self._fairness = fairness
+        self._longest_s = longest_s
         self._waiting: dict[int, _Waiting] = {}
         self._bands: dict[int, dict[str, dict[int, _Waiting]]] = {}  # priority → tenant → in order of arrival
         self._refused: list[Grant] = []
@@ -125,9 +129,9 @@ class AdmissionQueue:
             del self._bands[gone.request.priority]
 
     def drain_s(self, fleet: Fleet) -> float:
-        """Return how long the fleet takes to compute all that wait, if nothing is cached, in seconds."""
+        """Return in how many seconds all that wait are gone: computed, if nothing is cached, or given up."""
         rate = sum(rate for name, rate in fleet.rates.items() if fleet.replicas[name].ready)
-        return self._prompt_tokens / rate if rate else 1.0
+        return min(self._longest_s, self._prompt_tokens / rate) if rate else 1.0
 
     def grant(self, fleet: Fleet, now: float, rng: Random, *, explain: bool = False) -> Grant | None:
         """Take the request that goes next out of the queue, or that must go for others; None while all must wait.
@@ -157,7 +161,7 @@ class AdmissionQueue:
                 continue  # not even a prompt with nothing to compute would go before
             try:
                 decision = chooser(waiting.request, policy=waiting.policy)
-            except StokerError as error:
+            except Exception as error:  # noqa: BLE001 - it is the waiter's, not that of whoever made room
                 self.leave(waiting.ticket)
                 return Grant(waiting.ticket, error=error)
             if fleet.busy(decision.replica, now):
