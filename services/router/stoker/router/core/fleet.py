@@ -29,6 +29,9 @@ from stoker.router.core.values import (
 _PANELS_LIMIT = 256  # adapter names come from callers: what is remembered of them is bounded
 
 
+_MOST_TOKENS = 1_000_000  # of a request, where the size of its replica's cache is not known
+
+
 class Fleet:
     """The view that `decide` reads: one pool, one served model. Not shared between models.
 
@@ -136,13 +139,16 @@ class Fleet:
         """Note what another router dispatched at `at` (own monotonic seconds). Needs no release.
 
         Its blocks count as speculated, like own ones. Its load counts until a report seen after `at`, which has
-        it, or until it has aged.
+        it, or until it has aged. Nobody can send more at once than the replica's cache holds.
         """
-        if told.replica not in self._replicas:
+        replica = self._replicas.get(told.replica)
+        if replica is None:
             return
         self.speculation.add(told.replica, told.keys, now)
-        tokens = told.prefill_tokens + self.config.kv_weight * told.kv_tokens
-        drains_s = told.prefill_tokens / self.rates[told.replica]
+        most = replica.kv_blocks * replica.block_size or _MOST_TOKENS
+        prefill = min(told.prefill_tokens, most)
+        tokens = prefill + self.config.kv_weight * min(told.kv_tokens, most)
+        drains_s = prefill / self.rates[told.replica]
         self.load.overhear(told.replica, tokens, at, now, drains_s=drains_s, hold_s=self.config.hold_s)
 
     def first_token(self, flight: int, now: float) -> None:
