@@ -73,6 +73,14 @@ def test_where_no_first_token_is_seen_the_prefill_runs_off_at_the_measured_rate(
     assert not made.busy("a", 3.15)
 
 
+def test_what_another_router_claims_to_have_sent_is_bounded_by_the_cache() -> None:
+    made = fleet("a")
+    made.put(Replica("a", block_size=16, kv_blocks=100, prefill_rate=RATE))
+    made.overhear(Dispatched("a", (), 100_000_000, 100_000_000), 0.0, 0.0)
+    assert made.busy("a", 1.0)
+    assert not made.busy("a", 1.6)
+
+
 def test_what_another_router_sent_is_waited_for_too() -> None:
     made = fleet("a")
     elsewhere = fleet("a")
@@ -102,14 +110,6 @@ def test_what_another_router_sends_together_is_waited_for_together() -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_what_another_router_claims_to_have_sent_is_bounded_by_the_cache() -> None:
-    made = fleet("a")
-    made.put(Replica("a", block_size=16, kv_blocks=100, prefill_rate=RATE))
-    made.overhear(Dispatched("a", (), 100_000_000, 100_000_000), 0.0, 0.0)
-    assert made.busy("a", 1.0)
-    assert not made.busy("a", 1.6)
-
-
 def test_a_failed_flight_gives_its_place_back(streamed: bool) -> None:
     made = fleet("a")
     flight = send(made, prompt(1, 500, streamed=streamed), 0.0)
