@@ -39,6 +39,7 @@ from stoker.local.ports import PortPicker
 from stoker.local.state import Home
 
 MEASURES = ("quality", "speed")
+_NONE = "none"
 
 
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -46,7 +47,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Stoker's router beside its peers.")
     add = parser.add_argument
     add("--measure", choices=MEASURES, action="append", help="once per kind; default: both")
-    add("--peer", action="append", default=[], help="only peers whose name holds this; once per name")
+    add("--peer", action="append", default=[], help="only peers whose name holds this; `none` for Stoker alone")
     add("--rounds", type=int, default=3)
     add("--seed", type=int, default=0)
     add("--cache", type=Path, default=default_cache(), help="where peers are installed")
@@ -64,17 +65,26 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = group.add_argument
     add("--prompt-bytes", type=int, action="append", help="once per size; default: 2000 and 100000")
     add("--seconds", type=float, default=3.0, help="length of a reading at 64 clients; half of it at one")
-    return parser.parse_args(argv)
+    asked = parser.parse_args(argv)
+    for part in asked.peer:
+        if not chosen([part]) and part != _NONE:
+            parser.error(f"--peer: no peer's name holds {part!r}; there are: {', '.join(p.name for p in PEERS)}")
+    return asked
+
+
+def chosen(parts: Sequence[str]) -> list[Peer]:
+    """Peers whose name holds any of these; all where there are none."""
+    return [peer for peer in PEERS if not parts or any(part in peer.name for part in parts)]
 
 
 class Run:
     """One run of the command."""
 
-    def __init__(self, asked: argparse.Namespace, say: routing.Say, logs: Path) -> None:
+    def __init__(self, asked: argparse.Namespace, say: routing.Say, logs: Path, ports: PortPicker) -> None:
         self._asked = asked
         self._say = say
-        self._site = Site(asked.cache, logs, PortPicker())
-        self._peers = [p for p in PEERS if not asked.peer or any(part in p.name for part in asked.peer)]
+        self._site = Site(asked.cache, logs, ports)
+        self._peers = chosen(asked.peer)
         self.report = Report(about={**vars(asked), "cpus": os.cpu_count(), "cache": str(asked.cache)})
 
     async def measure_quality(self) -> None:
@@ -174,7 +184,7 @@ def main() -> None:
 
     async def work() -> Report:
         with out.progress() as progress, tempfile.TemporaryDirectory(prefix="stoker-peers-") as logs:
-            job = Run(asked, progress.say, Path(logs))
+            job = Run(asked, progress.say, Path(logs), PortPicker())
             for measure in asked.measure or MEASURES:
                 await (job.measure_quality() if measure == "quality" else job.measure_speed())
             return job.report

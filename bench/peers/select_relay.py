@@ -87,6 +87,16 @@ class SelectRelay:
         return self._tokenizer.encode(asked["prompt"])
 
 
+def application(service: str, model: str, model_dir: Path) -> web.Application:
+    """The relay as a server."""
+    relay = SelectRelay(service, model, model_dir)
+    app = web.Application(client_max_size=_BODY_BYTES)
+    app.cleanup_ctx.append(relay.connections)
+    app.router.add_post("/v1/completions", relay.serve)
+    app.router.add_post("/v1/chat/completions", relay.serve)
+    return app
+
+
 def main() -> None:
     """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(description="A relay for a service that only decides.")
@@ -95,12 +105,15 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--model-dir", type=Path, required=True)
     options = parser.parse_args()
-    relay = SelectRelay(options.service, options.model, options.model_dir)
-    app = web.Application(client_max_size=_BODY_BYTES)
-    app.cleanup_ctx.append(relay.connections)
-    app.router.add_post("/v1/completions", relay.serve)
-    app.router.add_post("/v1/chat/completions", relay.serve)
-    web.run_app(app, host="127.0.0.1", port=options.port, access_log=None, print=None, loop=uvloop.new_event_loop())
+    web.run_app(
+        application(options.service, options.model, options.model_dir),
+        host="127.0.0.1",
+        port=options.port,
+        access_log=None,
+        print=None,
+        handler_cancellation=True,
+        loop=uvloop.new_event_loop(),
+    )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import cast
 from urllib.parse import urlsplit
 
 import uvloop
@@ -100,8 +101,8 @@ class Client(asyncio.Protocol):
         self.errors = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = cast(asyncio.Transport, transport)
         self._send()
 
     def _send(self) -> None:
@@ -114,7 +115,7 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer = self._buffer + data if self._buffer else data
-        end = _end(self._buffer)
+        end = answer_end(self._buffer)
         if end is None:
             return
         self.times.append(time.perf_counter() - self._began)
@@ -130,8 +131,8 @@ class Client(asyncio.Protocol):
             self._ended.set_result(None)
 
 
-def _end(answer: bytes) -> int | None:
-    """Where the answer ends; None while it has not."""
+def answer_end(answer: bytes) -> int | None:
+    """Where the first answer in these bytes ends; None while it has not."""
     split = answer.find(b"\r\n\r\n")
     if split < 0:
         return None

@@ -11,6 +11,8 @@ import argparse
 import asyncio
 import json
 import signal
+from contextlib import AsyncExitStack
+from typing import cast
 
 import httptools
 import uvloop
@@ -55,8 +57,8 @@ class Connection(asyncio.Protocol):
         self._path = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = cast(asyncio.Transport, transport)
         self._parser = httptools.HttpRequestParser(self)
 
     def data_received(self, data: bytes) -> None:
@@ -77,12 +79,14 @@ async def serve(ports: list[int], model_dir: str) -> None:
     """Serve until SIGTERM."""
     loop = asyncio.get_running_loop()
     answers = responses(model_dir)
-    for port in ports:
-        await loop.create_server(lambda: Connection(answers), "127.0.0.1", port, backlog=1024)
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await stop.wait()
+    async with AsyncExitStack() as stack:
+        for port in ports:
+            server = await loop.create_server(lambda: Connection(answers), "127.0.0.1", port, backlog=1024)
+            await stack.enter_async_context(server)
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await stop.wait()
 
 
 def main() -> None:
