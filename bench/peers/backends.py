@@ -11,10 +11,10 @@ class Backend:
 
     url: str
     """Base URL of its OpenAI HTTP server."""
-    events: str = ""
-    """ZeroMQ address where its KV events are published; empty where it has none."""
+    events: str
+    """ZeroMQ address where its KV events are published."""
     replay: str = ""
-    """ZeroMQ address where missed events are had again."""
+    """ZeroMQ address where missed events are had again; empty where they are not."""
 
 
 @dataclass(frozen=True)

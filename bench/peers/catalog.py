@@ -97,10 +97,11 @@ def _rust_router(
         *("--log-level", "warning" if command[0] == "vllm-router" else "warn"),
         *("--worker-urls", *backends.urls),
     ]
-    if kv_events and any(backend.events for backend in backends.each):
+    if kv_events:
         for backend in backends.each:
             argv += ["--kv-event-source", f"{backend.url}={backend.events}"]
-            argv += ["--kv-event-replay-source", f"{backend.url}={backend.replay}"]
+            if backend.replay:
+                argv += ["--kv-event-replay-source", f"{backend.url}={backend.replay}"]
         argv += ["--kv-event-block-size", str(backends.block_size), "--kv-event-model", backends.model]
     return _router(peer, argv, f"http://{_HOST}:{port}", backends, site)
 
@@ -146,8 +147,7 @@ async def select_service(peer: Peer, bin_dir: Path, backends: Backends, site: Si
                     "total_kv_blocks": backends.total_blocks,
                     "max_num_batched_tokens": backends.max_batched_tokens,
                 }
-                if backend.events:
-                    worker |= {"kv_events_endpoint": backend.events, "replay_endpoint": backend.replay}
+                worker |= {"kv_events_endpoint": backend.events, "replay_endpoint": backend.replay or None}
                 async with session.post(f"{url}/workers", json=worker) as answer:
                     if answer.status >= 300:
                         raise NotRunnable(f"refuses a worker: HTTP {answer.status} {(await answer.text())[:200]}")

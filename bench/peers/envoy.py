@@ -35,10 +35,6 @@ def config(port: int, backends: Backends) -> dict[str, Any]:
         "@type": "type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua",
         "default_source_code": {"inline_string": _KEY},
     }
-    buffer = {
-        "@type": "type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer",
-        "max_request_bytes": _BODY_BYTES,
-    }
     router = {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}
     route = {
         "cluster": "engines",
@@ -56,7 +52,6 @@ def config(port: int, backends: Backends) -> dict[str, Any]:
             ],
         },
         "http_filters": [
-            {"name": "envoy.filters.http.buffer", "typed_config": buffer},
             {"name": "envoy.filters.http.lua", "typed_config": lua},
             {"name": "envoy.filters.http.router", "typed_config": router},
         ],

@@ -41,10 +41,10 @@ class Report:
             shown.add_column(column, justify="right")
         shown.add_column("errors, notes")
         for workload, standings in self.quality.items():
-            self._section(shown, f"{workload}, TTFT", [_quality(s) for s in standings], "{:.0f} ms")
+            self._section(shown, f"{workload}, TTFT", [_quality(s) for s in standings], "{:.0f} ms", "{:.2f}")
         for size in dict.fromkeys(speed.prompt_bytes for speed in self.speed):
             rows = [_speed(speed) for speed in self.speed if speed.prompt_bytes == size]
-            self._section(shown, f"{_bytes(size)} prompts", rows, "{:.2f} ms")
+            self._section(shown, f"{_bytes(size)} prompts", rows, "{:.2f} ms", "{:,.0f}")
         return shown
 
     def legend(self) -> str:
@@ -55,13 +55,13 @@ class Report:
             "Medians over rounds, all in turns before the same engines."
         )
 
-    def _section(self, shown: Table, title: str, rows: Sequence[Mapping[str, Any]], times: str) -> None:
+    def _section(self, shown: Table, title: str, rows: Sequence[Mapping[str, Any]], times: str, rate: str) -> None:
         ranked = [row for row in rows if row["ranked"]]
         best = {
             column: pick((row[column] for row in ranked if row[column] is not None), default=None)
             for column, pick in (("hit_rate", max), ("p50_ms", min), ("p99_ms", min), ("requests_per_s", max))
         }
-        forms = {"hit_rate": "{:.3f}", "p50_ms": times, "p99_ms": times, "requests_per_s": "{:,.4g}"}
+        forms = {"hit_rate": "{:.3f}", "p50_ms": times, "p99_ms": times, "requests_per_s": rate}
 
         def cell(row: Mapping[str, Any], column: str) -> str:
             value = row[column]
@@ -71,7 +71,8 @@ class Report:
             return f"[bold]{text}[/]" if row["ranked"] and value == best[column] else text
 
         for place, row in enumerate(rows):
-            note = ", ".join(str(part) for part in (row["errors"] or "", row["note"]) if part)
+            failed = f"{row['errors']} errors" if row["errors"] else ""
+            note = ", ".join(part for part in (failed, row["note"]) if part)
             shown.add_row(title if place == 0 else "", row["name"], *(cell(row, column) for column in forms), note)
         for name, reason in self.not_run.items():
             shown.add_row("", name, "–", "–", "–", "–", f"not run: {reason}")

@@ -9,10 +9,12 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
+
+import zmq
 
 from bench.peers.backends import Backend, Backends
 from bench.peers.catalog import ROOT, Site
@@ -66,15 +68,19 @@ class Speed:
 
 @asynccontextmanager
 async def engines(site: Site, model_dir: Path) -> AsyncIterator[Backends]:
-    """The static engines, in a process of their own."""
+    """The static engines, in a process of their own. No KV events come, but some routers want an address."""
     log = site.log("static engines")
     ports = [site.ports.pick() for _ in range(_ENGINES)]
     argv = [sys.executable, "-m", "bench.peers.static", "--model-dir", str(model_dir), *map(str, ports)]
-    async with child(argv, log, cwd=ROOT) as process:
-        each = tuple(Backend(f"http://127.0.0.1:{port}") for port in ports)
-        for backend in each:
-            await until_it_serves(process, log, f"{backend.url}/health")
-        yield Backends(each, _MODEL, str(model_dir), block_size=32, total_blocks=300)
+    with zmq.Context() as context, ExitStack() as silent:
+        each = []
+        for port in ports:
+            events = silent.enter_context(context.socket(zmq.PUB)).bind_to_random_port("tcp://127.0.0.1")
+            each.append(Backend(f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}"))
+        async with child(argv, log, cwd=ROOT) as process:
+            for backend in each:
+                await until_it_serves(process, log, f"{backend.url}/health")
+            yield Backends(tuple(each), _MODEL, str(model_dir), block_size=32, total_blocks=300)
 
 
 @asynccontextmanager
