@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -50,7 +49,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--peer", action="append", default=[], help="only peers whose name holds this; `none` for Stoker alone")
     add("--rounds", type=int, default=3)
     add("--seed", type=int, default=0)
-    add("--cache", type=Path, default=default_cache(), help="where peers are installed")
+    add("--cache", type=Path, default=default_cache(), help="where peers are installed, and their logs")
     add("-o", "--output", choices=[f.value for f in Format], default=Format.TEXT.value)
     group = parser.add_argument_group("quality")
     add = group.add_argument
@@ -80,10 +79,10 @@ def chosen(parts: Sequence[str]) -> list[Peer]:
 class Run:
     """One run of the command."""
 
-    def __init__(self, asked: argparse.Namespace, say: routing.Say, logs: Path, ports: PortPicker) -> None:
+    def __init__(self, asked: argparse.Namespace, say: routing.Say, ports: PortPicker) -> None:
         self._asked = asked
         self._say = say
-        self._site = Site(asked.cache, logs, ports)
+        self._site = Site(asked.cache, asked.cache / "logs", ports)
         self._peers = chosen(asked.peer)
         self.report = Report(about={**vars(asked), "cpus": os.cpu_count(), "cache": str(asked.cache)})
 
@@ -183,8 +182,8 @@ def main() -> None:
     out = Output(Format(asked.output))
 
     async def work() -> Report:
-        with out.progress() as progress, tempfile.TemporaryDirectory(prefix="stoker-peers-") as logs:
-            job = Run(asked, progress.say, Path(logs), PortPicker())
+        with out.progress() as progress:
+            job = Run(asked, progress.say, PortPicker())
             for measure in asked.measure or MEASURES:
                 await (job.measure_quality() if measure == "quality" else job.measure_speed())
             return job.report

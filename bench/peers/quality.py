@@ -62,7 +62,7 @@ async def measure(
                 continue
             label = f"{workload}, {name}, round {number + 1}/{rounds}"
             marked = mark(prompts, f"{workload} {name} {seed} {number}")
-            target = replace(bench, http=(standing.contender.url,), api="http")
+            target = replace(bench, http=(standing.contender.url,), api="http", sessions=True)
             try:
                 run = await routing.run_once(target, marked, standing.contender.policy, "", _under(label, say))
             except StokerError as error:

@@ -246,7 +246,8 @@ async def test_the_relay_gives_back_what_its_client_left() -> None:
 
 async def test_stoker_alone_is_measured_before_static_engines(tmp_path: Path) -> None:
     asked = options(["--peer", "none", "--rounds", "1", "--seconds", "0.4", "--prompt-bytes", "2000"])
-    run = Run(asked, lambda _: None, tmp_path / "logs", PortPicker())
+    asked.cache = tmp_path
+    run = Run(asked, lambda _: None, PortPicker())
     await run.measure_speed()
     direct, stoker = run.report.speed
     assert (direct.name, stoker.name) == ("direct", "stoker")
