@@ -71,6 +71,21 @@ async def test_a_request_carries_policy_and_salt_and_is_counted() -> None:
     assert (body["cache_salt"], body["prompt"], body["max_tokens"]) == ("s", "hello", 2)
 
 
+async def test_a_conversation_is_named_where_that_is_asked_for() -> None:
+    seen: list[str | None] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers.get("x-session-id"))
+        return await stream(request, text("a"), {"choices": [], "usage": USAGE})
+
+    chat = Prompt(2, messages=(("user", "hello"),), group="conversation-7")
+    async with http_server(handler) as url:
+        await drive(Job([chat], [Target("http", url)], "m", sessions=True))
+        await drive(Job([Prompt(2, text="hello", group="prefix-1")], [Target("http", url)], "m", sessions=True))
+        await drive(Job([chat], [Target("http", url)], "m"))
+    assert seen == ["conversation-7", None, None]
+
+
 async def test_the_first_token_is_content_not_the_opening_of_a_turn() -> None:
     opened = asyncio.Event()
 

@@ -56,6 +56,17 @@ def test_a_turn_repeats_all_before_it_and_waits_for_it() -> None:
         last[prompt.group] = number
 
 
+def test_agents_send_short_turns_after_long_tool_prompts() -> None:
+    prompts = workloads.agentic(1)
+    assert len(prompts) == 240
+    tools = {prompt.messages[0] for prompt in prompts}
+    assert len(tools) == 4
+    assert {len(content.split()) for _, content in tools} == {2_400}
+    assert {len(prompt.messages[-1][1].split()) for prompt in prompts} == {60}
+    longest = max(sum(len(content.split()) for _, content in prompt.messages) for prompt in prompts)
+    assert longest < 3_200
+
+
 def test_unique_prompts_differ_from_the_first_words() -> None:
     assert len({tuple(prompt.text.split()[:16]) for prompt in workloads.unique(1)}) == 100
 

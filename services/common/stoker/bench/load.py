@@ -25,6 +25,7 @@ from stoker.common import rpc
 
 POLICY_HEADER = "x-stoker-policy"
 REPLICA_HEADER = "x-stoker-replica"
+SESSION_HEADER = "x-session-id"
 
 _AFTER_FAILURE_S = 0.5
 
@@ -50,6 +51,8 @@ class Job:
     """Asked for by header; empty leaves it to the router."""
     salt: str = ""
     """cache_salt of all requests: runs with different salts share no KV block."""
+    sessions: bool = False
+    """Name a chat's conversation in a header, as some clients do and some routers want."""
     request_s: float = 300.0
     """Longest time of one request."""
 
@@ -103,13 +106,14 @@ class HttpSender:
             body["messages"] = [{"role": role, "content": content} for role, content in prompt.messages]
         else:
             path, body["prompt"] = "/v1/completions", prompt.text
+        headers = {"content-type": "application/json"}
+        if self._job.sessions and prompt.messages:
+            headers[SESSION_HEADER] = prompt.group
         content = msgspec.json.encode(body)
         start = time.perf_counter()
         ttft_s: float | None = None
         usage: dict[str, Any] = {}
-        async with self._session.post(
-            self._base + path, data=content, headers={"content-type": "application/json"}
-        ) as answer:
+        async with self._session.post(self._base + path, data=content, headers=headers) as answer:
             if answer.status != 200:
                 await answer.read()
                 raise RequestFailed(f"http_{answer.status}")

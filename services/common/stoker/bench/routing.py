@@ -45,6 +45,8 @@ class Bench:
     api: Api = "http"
     requests: int = 0
     """Requests of a run; 0 for the workload's own number."""
+    sessions: bool = False
+    """Whether clients name the conversation in a header."""
 
     def targets(self) -> list[Target]:
         """What the clients use in turn."""
@@ -99,7 +101,15 @@ async def run_once(bench: Bench, prompts: list[workloads.Prompt], policy: str, s
 
 async def drive(bench: Bench, prompts: list[workloads.Prompt], policy: str, salt: str, say: Say) -> Outcome:
     """Run the load generator as a process of its own; it ends with us."""
-    job = Job(prompts, bench.targets(), bench.model, clients=bench.clients, policy=policy, salt=salt)
+    job = Job(
+        prompts,
+        bench.targets(),
+        bench.model,
+        clients=bench.clients,
+        policy=policy,
+        salt=salt,
+        sessions=bench.sessions,
+    )
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "stoker.bench.load"),
         stdin=asyncio.subprocess.PIPE,

@@ -2,6 +2,7 @@
 
     shared   long prefixes, many short tails: documents or tool prompts that many users ask about
     chat     conversations of several turns under a few system prompts
+    agentic  many short turns under one of a few long tool prompts
     unique   nothing in common: what affinity must not slow down
 
 Sizes are wanted in tokens, prompts are made of words: `tokens_per_word` is what the caller measured with
@@ -136,6 +137,33 @@ def chat(
     return prompts
 
 
+def agentic(
+    seed: int,
+    *,
+    sessions: int = 24,
+    turns: int = 10,
+    tool_sets: int = 4,
+    tool_tokens: int = 2_400,
+    turn_tokens: int = 60,
+    max_tokens: int = 8,
+    tokens_per_word: float = 1.0,
+) -> list[Prompt]:
+    """Agents that call tools: a long prompt of tool definitions, shared, then many short turns.
+
+    A chat of other proportions: nearly all of a request is what its session, or another, sent before.
+    """
+    return chat(
+        seed,
+        conversations=sessions,
+        turns=turns,
+        systems=tool_sets,
+        system_tokens=tool_tokens,
+        turn_tokens=turn_tokens,
+        max_tokens=max_tokens,
+        tokens_per_word=tokens_per_word,
+    )
+
+
 def unique(
     seed: int,
     *,
@@ -150,7 +178,12 @@ def unique(
     return [Prompt(max_tokens, _words(rng, words), group=f"unique-{i}") for i in range(requests)]
 
 
-WORKLOADS: dict[str, Callable[..., list[Prompt]]] = {"shared": shared, "chat": chat, "unique": unique}
+WORKLOADS: dict[str, Callable[..., list[Prompt]]] = {
+    "shared": shared,
+    "chat": chat,
+    "agentic": agentic,
+    "unique": unique,
+}
 
 
 def _interleave(rng: Random, conversations: int, turns: int) -> list[int]:

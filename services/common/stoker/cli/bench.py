@@ -34,6 +34,7 @@ class Workload(StrEnum):
 
     SHARED = "shared"
     CHAT = "chat"
+    AGENTIC = "agentic"
     UNIQUE = "unique"
 
 

@@ -1,0 +1,157 @@
+"""Speed: requests/s at many clients and latency at one, through each router to engines that answer at once.
+
+Client, router and engines share this machine: figures compare within one run, and with `direct` in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+import zmq
+
+from bench.peers.backends import Backend, Backends
+from bench.peers.catalog import ROOT, Site
+from bench.peers.children import child, until_it_serves
+from bench.peers.install import NotRunnable
+from bench.peers.speed_client import Job, Reading
+from stoker.bench.stats import order
+
+MANY = 64
+_MARGIN_S = 90.0
+_WARM_S = 1.0
+_MODEL = "tiny"
+_ENGINES = 4
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Something to ask."""
+
+    name: str
+    url: str
+    path: str = "/v1/completions"
+    token_ids: bool = False
+    note: str = ""
+
+
+@dataclass
+class Times:
+    """One runner's readings at one prompt size."""
+
+    many: list[Reading] = field(default_factory=list)
+    one: list[Reading] = field(default_factory=list)
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Medians over rounds."""
+
+    name: str
+    prompt_bytes: int
+    requests_per_s: float | None
+    p99_ms: float | None
+    """At many clients."""
+    one_client_p50_ms: float | None
+    errors: int
+    note: str = ""
+
+
+@asynccontextmanager
+async def engines(site: Site, model_dir: Path) -> AsyncIterator[Backends]:
+    """The static engines, in a process of their own. No KV events come, but some routers want an address."""
+    log = site.log("static engines")
+    ports = [site.ports.pick() for _ in range(_ENGINES)]
+    argv = [sys.executable, "-m", "bench.peers.static", "--model-dir", str(model_dir), *map(str, ports)]
+    with zmq.Context() as context, ExitStack() as silent:
+        each = []
+        for port in ports:
+            events = silent.enter_context(context.socket(zmq.PUB)).bind_to_random_port("tcp://127.0.0.1")
+            each.append(Backend(f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}"))
+        async with child(argv, log, cwd=ROOT) as process:
+            for backend in each:
+                await until_it_serves(process, log, f"{backend.url}/health")
+            yield Backends(tuple(each), _MODEL, str(model_dir), block_size=32, total_blocks=300)
+
+
+@asynccontextmanager
+async def stoker(backends: Backends, site: Site) -> AsyncIterator[str]:
+    """Stoker's router as it is by default, before the static engines; its base URL."""
+    port, log = site.ports.pick(), site.log("stoker router")
+    argv = [sys.executable, "-m", "bench.peers.told_router", "--model-dir", backends.model_dir, "--port", str(port)]
+    async with child([*argv, *backends.urls], log, cwd=ROOT) as process:
+        url = f"http://127.0.0.1:{port}"
+        body = json.dumps({"model": backends.model, "prompt": "ready", "max_tokens": 1}).encode()
+        await until_it_serves(process, log, f"{url}/v1/completions", body)
+        yield url
+
+
+async def measure(
+    runners: Sequence[Runner], sizes: Sequence[int], *, rounds: int, seconds: float, seed: int, say: Say
+) -> list[Speed]:
+    """All runners at each prompt size, in turns, medians over rounds."""
+    times = {(runner.name, size): Times() for runner in runners for size in sizes}
+    by_name = {runner.name: runner for runner in runners}
+    for size in sizes:
+        for number in range(rounds):
+            for name in order(list(by_name), number):
+                say(f"speed, {size} bytes, {name}, round {number + 1}/{rounds}")
+                await _round(by_name[name], times[name, size], size, seconds, seed, first=number == 0)
+    return [_speed(by_name[name], size, found) for (name, size), found in times.items()]
+
+
+async def _round(runner: Runner, times: Times, size: int, seconds: float, seed: int, *, first: bool) -> None:
+    if times.failure:
+        return
+    many = Job(runner.url, runner.path, _MODEL, size, MANY, seconds, seed, runner.token_ids)
+    one = replace(many, clients=1, seconds=seconds / 2)
+    try:
+        if first:
+            await _read(replace(many, seconds=_WARM_S))
+        times.many.append(await _read(many))
+        times.one.append(await _read(one))
+    except NotRunnable as error:
+        times.failure = str(error)
+
+
+async def _read(job: Job) -> Reading:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.peers.speed_client", json.dumps(asdict(job))),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(job.seconds + _MARGIN_S):
+            output, errors = await process.communicate()
+    except TimeoutError:
+        raise NotRunnable("its clients did not end in time") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise NotRunnable(f"its clients failed: {errors.decode('utf-8', 'replace').strip().splitlines()[-1]}")
+    return Reading(**json.loads(output))
+
+
+def _speed(runner: Runner, size: int, times: Times) -> Speed:
+    return Speed(
+        name=runner.name,
+        prompt_bytes=size,
+        requests_per_s=median(r.requests_per_s for r in times.many) if times.many else None,
+        p99_ms=median(r.p99_ms for r in times.many) if times.many else None,
+        one_client_p50_ms=median(r.p50_ms for r in times.one) if times.one else None,
+        errors=sum(r.errors for r in (*times.many, *times.one)),
+        note=times.failure or runner.note,
+    )

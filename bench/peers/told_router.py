@@ -1,0 +1,62 @@
+"""Stoker's router before static engines: told of its replicas directly, with no registry and no agents.
+
+python -m bench.peers.told_router --model-dir DIR --port P URL…
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from pathlib import Path
+
+import uvloop
+
+from stoker.common.config import load
+from stoker.router.app import RouterApp
+from stoker.router.config import RouterConfig
+from tests.support.router import replica, tell, tokenizer_of
+
+_CONTEXT = 131_072
+
+
+async def serve(port: int, model_dir: Path, urls: list[str]) -> None:
+    """Serve until SIGTERM."""
+    sha256, tokenizer = tokenizer_of(model_dir)
+    settings = [
+        "listen.grpc=127.0.0.1:0",
+        f"listen.http=127.0.0.1:{port}",
+        # What answers a canary with tokens from a list cannot be probed.
+        "parity=false",
+        "drain_s=1",
+    ]
+    app = RouterApp(load(RouterConfig, None, settings))
+    app.tokenizers.add(sha256, tokenizer)
+    await app.start()
+    try:
+        records = [
+            replica(f"static-{number}", url, sha256=sha256, max_model_len=_CONTEXT) for number, url in enumerate(urls)
+        ]
+        tell(app, *records)
+        for record in records:
+            app.view.proved(app.view.targets[record.replica_id], "ok")
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await stop.wait()
+    finally:
+        await app.close()
+
+
+def main() -> None:
+    """Parse and serve."""
+    parser = argparse.ArgumentParser(description="Stoker's router before static engines.")
+    parser.add_argument("--model-dir", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("urls", nargs="+")
+    options = parser.parse_args()
+    uvloop.run(serve(options.port, options.model_dir, options.urls))
+
+
+if __name__ == "__main__":
+    main()
