@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from stoker.common.errors import StokerError
 from stoker.router.render import ChatTemplate, Conversation, NotRendered
+from stoker.router.segments import SegmentedEncoder
 
 log = structlog.get_logger(__name__)
 
@@ -38,15 +39,14 @@ class ModelTokenizer:
         # Prompts are never cut here: one that is too long is refused.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._encoder = SegmentedEncoder(self._tokenizer)
         self._templates = _templates(files, config)
         self.max_chars_per_token: int = max(map(len, self._tokenizer.get_vocab()), default=1)
         """No token stands for more characters than this: a bound on a text's tokens without counting them."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
-        encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoded[0].ids
-        return ids
+        return self._encoder.encode(text, add_special_tokens=add_special_tokens)
 
     def render(self, conversation: Conversation) -> str:
         """A conversation as prompt text. Raises NotRendered."""

@@ -1,0 +1,123 @@
+"""Texts cut at special tokens have the ids of the whole, and what was seen is not tokenized again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from stoker.local.model import cached
+from stoker.router.segments import SegmentedEncoder
+from tests.support.engines import TINY
+
+
+def tiny() -> Tokenizer:
+    return Tokenizer.from_file(str(cached(TINY) / "tokenizer.json"))
+
+
+class Counting:
+    """A tokenizer that counts what it is asked for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode_batch_fast(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> Any:
+        self.asked += texts
+        return self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+
+
+def whole(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
+    return ids
+
+
+def special_tokens(tokenizer: Tokenizer) -> list[str]:
+    return [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+
+
+def chat(turns: int, token: str, rng: Random) -> list[str]:
+    """The prompts of a conversation, each with all before it."""
+    said, prompts = "", []
+    for turn in range(turns):
+        said += (
+            f"{token}user\n" + " ".join(rng.choices(["gauge", "tide", "é", "漢字", "42", "\n"], k=120)) + f" {turn}"
+        )
+        prompts.append(said + token)
+    return prompts
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_put_together_are_the_whole(seed: int, special: bool) -> None:
+    tokenizer, rng = tiny(), Random(seed)
+    encoder = SegmentedEncoder(tokenizer)
+    assert encoder.segments
+    tokens = special_tokens(tokenizer)
+    for _ in range(40):
+        parts = rng.choices(["a gauge ", " ", "\n\n", "漢字", "x" * 70, "<|", "|>", "é " * 30, *tokens], k=30)
+        text = "".join(parts)
+        assert encoder.encode(text, add_special_tokens=special) == whole(tokenizer, text, special=special), text
+
+
+def test_a_chats_next_turn_tokenizes_what_is_new() -> None:
+    counting = Counting(tiny())
+    encoder = SegmentedEncoder(counting)  # type: ignore[arg-type] # looks like one
+    token = special_tokens(tiny())[0]
+    for prompt in chat(6, token, Random(1)):
+        counting.asked.clear()
+        assert encoder.encode(prompt) == whole(tiny(), prompt, special=True)
+        assert len(counting.asked) == 1
+        assert sum(map(len, counting.asked)) < 1_000
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    counting = Counting(tiny())
+    encoder = SegmentedEncoder(counting, remembered_chars=2_000)  # type: ignore[arg-type] # looks like one
+    token = special_tokens(tiny())[0]
+    texts = [f"{token}{number} " + "a " * 300 for number in range(20)]
+    for text in texts:
+        encoder.encode(text)
+    assert encoder._chars <= 2_000
+    counting.asked.clear()
+    encoder.encode(texts[-1])
+    assert counting.asked == []
+    encoder.encode(texts[0])
+    assert len(counting.asked) == 1
+
+
+def test_a_tokenizer_whose_pieces_depend_on_their_place_is_asked_for_the_whole() -> None:
+    vocabulary = {"<unk>": 0, "▁a": 1, "a": 2, "▁": 3, "b": 4, "▁b": 5}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("▁", "a"), ("▁", "b")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    tokenizer.add_special_tokens([AddedToken("<s>", normalized=False, special=True)])
+    encoder = SegmentedEncoder(tokenizer)
+    assert not encoder.segments
+    text = "a b<s>a b" * 100
+    assert encoder.encode(text) == whole(tokenizer, text, special=True)
+
+
+def test_a_tokenizer_without_special_tokens_or_with_greedy_ones_is_asked_for_the_whole() -> None:
+    plain = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    assert not SegmentedEncoder(plain).segments
+    plain.add_special_tokens([AddedToken("<s>", rstrip=True, normalized=False, special=True)])
+    assert not SegmentedEncoder(plain).segments
+
+
+def test_ids_put_around_a_text_stay_around_it() -> None:
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in ("<s>", "</s>")])
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 2), ("</s>", 3)])
+    encoder = SegmentedEncoder(tokenizer)
+    assert encoder.segments
+    text = "ab" * 200 + "<s>" + "ba" * 20
+    for special in (True, False):
+        assert encoder.encode(text, add_special_tokens=special) == whole(tokenizer, text, special=special)
