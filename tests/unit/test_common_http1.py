@@ -256,3 +256,21 @@ async def test_what_no_request_can_hold_is_refused(url: str, header: str) -> Non
     async with client() as asking:
         with pytest.raises(ValueError, match=r"http|host|line break"):
             await asking.send("GET", url, [("X", header)])
+
+
+async def test_reading_an_answer_late_does_not_open_the_next_ones_flow() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for size in (2_000, 1_000_000):
+            await head_of(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+            await writer.drain()
+
+    async with served(script) as server, client(buffer_bytes=1024) as sender:
+        first = await (await sender.send("GET", server.url + "/")).head()
+        await eventually(lambda: first._ended, "the first answer is whole")
+        second = await (await sender.send("GET", server.url + "/")).head()
+        assert server.connections == 1
+        await eventually(lambda: second._connection._paused, "the second waits for its reader")
+        assert len(await first.read()) == 2_000
+        assert second._connection._paused
+        assert len(await second.read()) == 1_000_000

@@ -157,7 +157,8 @@ class Exchange:
                 return b""
             await self._more()
         pieces, self._pieces = self._pieces, []
-        self._connection.taken()
+        if not self._ended:  # else the connection may be another exchange's by now
+            self._connection.taken()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self, limit: int = 64 << 20) -> bytes:
@@ -353,7 +354,9 @@ class _Connection(asyncio.Protocol):
         assert self.transport is not None  # noqa: S101
         self.taken()
         # A response that came before its request was sent leaves the rest of that on the connection.
-        if self._parser.should_keep_alive() and not self.transport.get_write_buffer_size():
+        if self.transport.get_write_buffer_size():
+            self.drop()  # closing would wait for a server that reads no more
+        elif self._parser.should_keep_alive():
             self.idle_since = time.monotonic()
             self._client.keep(self)
         else:
