@@ -110,7 +110,7 @@ class InferenceServer:
                 decided = flight.decided
                 request.replica_id = decided.target.id
                 call = self._channels.stream(decided.target.record.agent_endpoint, f"/{SERVICE}/Generate")(
-                    request.SerializeToString(), timeout=self._time_left(context), metadata=_trace(context)
+                    request.SerializeToString(), timeout=self._time_left(context, since), metadata=_trace(context)
                 )
                 started: bytes | None = None
                 flowing = finished = False
@@ -192,7 +192,7 @@ class InferenceServer:
                             flight.movable(until, tried, functools.partial(self._retry_allowed, tried))
                             answer: bytes = await call(
                                 request.SerializeToString(),
-                                timeout=self._time_left(context),
+                                timeout=self._time_left(context, since),
                                 metadata=_trace(context),
                             )
                     except TimeoutError:  # found dead: on to the next
@@ -214,9 +214,11 @@ class InferenceServer:
         caller = self._router.tenants.caller(metadata, asked.priority)
         return await self._router.plan(asked, caller, policy=metadata.get("x-stoker-policy", ""))
 
-    def _time_left(self, context: Context) -> float:
+    def _time_left(self, context: Context, since: float) -> float:
+        """Seconds until a call that came at `since` must end; waiting and earlier tries have used some of them."""
+        own = max(0.0, self._limits.request_s - (self._router.clock() - since))
         left = context.time_remaining()
-        return self._limits.request_s if left is None else min(left, self._limits.request_s)
+        return own if left is None else min(left, own)
 
     def _blame(self, flight: Flight, failure: StokerError, context: Context) -> None:
         hurried = failure.code is Code.DEADLINE_EXCEEDED and context.time_remaining() is not None
