@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import http.client
 import json
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
 from stoker.local.model import cached
@@ -21,8 +23,10 @@ from tests.support.engines import FAST, TINY, running_engine
 from tests.support.router import eventually, replica, running_router, tell, tokenizer_of
 
 BODY = 16 * 1024 * 1024
-# Seconds of this process's processor time, whatever else the machine does. Decoded whole, these take 0.15 to 6 s.
-STALL_S = 0.08
+YARDSTICK = b"[" + b"0," * 6_000_000 + b"0]"
+"""Nothing may hold up the event loop for longer than it takes to decode this. Decoded whole, the bodies below take
+1.5 to 60 times as long."""
+TRIES = 3
 
 
 def filled(unit: bytes, *, before: bytes = b"[", after: bytes = b"0]", size: int = BODY - 4096) -> bytes:
@@ -76,6 +80,14 @@ async def stack(folder: Path, *settings: str) -> AsyncIterator[Stack]:
         yield Stack(app, session)
 
 
+@functools.cache
+def yardstick() -> float:
+    """Seconds of this process's processor time, whatever else the machine does."""
+    began = time.process_time()
+    msgspec.json.decode(YARDSTICK)
+    return time.process_time() - began
+
+
 class Stall:
     """The longest that the event loop was held up, in seconds of processor time of this process."""
 
@@ -106,13 +118,18 @@ async def test_no_body_holds_up_the_event_loop(tmp_path: Path, name: str) -> Non
     body = HOSTILE[name]
     path = "/v1/chat/completions" if b'"messages"' in body[:64] else "/v1/completions"
     async with stack(tmp_path) as running:
-        stall = Stall()
-        watching = asyncio.create_task(stall.watch())
-        status = await asyncio.to_thread(post, running.app.http_port, path, body)
-        watching.cancel()
-        sys.stdout.write(f"{name}: status {status}, held up for at most {stall.longest_s * 1e3:.1f} ms\n")
-        assert status in (200, 400, 413, 503), "one clear answer"
-        assert stall.longest_s < STALL_S
+        stalls = []
+        # What the body does it does each time; a garbage collection of the whole test process comes once.
+        while len(stalls) < TRIES and (not stalls or stalls[-1] >= yardstick()):
+            stall = Stall()
+            watching = asyncio.create_task(stall.watch())
+            status = await asyncio.to_thread(post, running.app.http_port, path, body)
+            watching.cancel()
+            assert status in (200, 400, 413, 503), "one clear answer"
+            stalls.append(stall.longest_s)
+        held_up = ", ".join(f"{1e3 * seconds:.1f}" for seconds in stalls)
+        sys.stdout.write(f"{name}: status {status}, held up for {held_up} ms; bound {1e3 * yardstick():.1f} ms\n")
+        assert min(stalls) < yardstick()
         async with running.http.post(f"{running.url}/v1/completions", json={"model": "tiny", "prompt": "x"}) as next_:
             assert next_.status == 200, await next_.text()
     assert running.app.router.in_flight == 0
