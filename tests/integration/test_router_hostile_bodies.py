@@ -118,7 +118,7 @@ async def test_no_body_holds_up_the_event_loop(tmp_path: Path, name: str) -> Non
     body = HOSTILE[name]
     path = "/v1/chat/completions" if b'"messages"' in body[:64] else "/v1/completions"
     async with stack(tmp_path) as running:
-        stalls = []
+        stalls: list[float] = []
         # What the body does it does each time; a garbage collection of the whole test process comes once.
         while len(stalls) < TRIES and (not stalls or stalls[-1] >= yardstick()):
             stall = Stall()
