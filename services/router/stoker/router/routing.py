@@ -164,13 +164,17 @@ class Router:
         self._decided: OrderedDict[str, Decided] = OrderedDict()
         self._keys_kept = 0
 
-    async def plan(self, asked: Asked, caller: Caller = NOBODY, *, policy: str = "", pinned: str = "") -> Plan:
-        """Read a request as far as the decision needs.
+    async def plan(
+        self, asked: Asked, caller: Caller = NOBODY, *, policy: str = "", pinned: str = "", told_late: bool = False
+    ) -> Plan:
+        """Read a request as far as the decision needs. `told_late`: its first token will be heard of late, if at all.
 
         Raises NotFound, Unavailable, InvalidRequest, and Exhausted where its tenant has used what it may.
         """
         pool, adapter = self.view.resolve(asked.model)
         plan = await self.planner.plan(asked, pool, adapter, self._policy_of(policy))
+        if told_late and plan.request.streamed:
+            plan = replace(plan, request=replace(plan.request, streamed=False))
         self.tenants.take(caller.tenant, plan.request.prompt_tokens + plan.request.output_tokens)
         if caller != NOBODY:
             weight = self.tenants.weight(caller.tenant)
