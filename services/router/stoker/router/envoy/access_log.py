@@ -34,12 +34,13 @@ def add_to(server: grpc.aio.Server, flights: Flights) -> None:
                 take(entry, flights)
         return b""
 
-    handler: Any = grpc.stream_unary_rpc_method_handler(stream, request_deserializer=_decoded)
+    handler: Any = grpc.stream_unary_rpc_method_handler(stream, request_deserializer=decoded)
     generic: Any = grpc.method_handlers_generic_handler(SERVICE, {"StreamAccessLogs": handler})
     server.add_generic_rpc_handlers((generic,))
 
 
-def _decoded(message: bytes) -> pb.AccessLogs:
+def decoded(message: bytes) -> pb.AccessLogs:
+    """A batch; an empty one where the bytes are none."""
     try:
         return pb.AccessLogs.FromString(message)
     except DecodeError:

@@ -159,7 +159,8 @@ class CheckProtocol(asyncio.Protocol):
             return
         if self._in_head and self._head_bytes > _MOST_HEAD_BYTES:
             self._refuse(InvalidRequest(f"the headers are larger than {_MOST_HEAD_BYTES} bytes"))
-        elif self._asks and self._transport is not None:
+        elif len(self._asks) > 1 and self._transport is not None:
+            # Not for one: a check that is given up shows only to who goes on reading.
             self._transport.pause_reading()
 
     # --- the parser ----------------------------------------------------------------------------------------
