@@ -195,11 +195,12 @@ async def test_a_check_that_is_given_up_is_cancelled() -> None:
 async def test_an_answer_that_nobody_takes_any_more_is_undone() -> None:
     async with port() as there:
         there.desk.gate.clear()
-        await there.line(POST)
+        line = await there.line(POST)
         await eventually(lambda: len(there.desk.asks) == 1, "it is asked")
         next(iter(there.shared.open)).abort()  # closing, but not yet told
         there.desk.gate.set()
         await eventually(lambda: bool(there.desk.undone) or there.desk.cancelled == 1, "its flight ends")
+        assert await line.ended()
 
 
 async def test_a_slow_sender_is_let_go() -> None:
