@@ -18,7 +18,7 @@ from stoker.local.ports import PortPicker
 from stoker.local.process import last_lines
 from stoker.router.app import RouterApp
 from stoker.router.config import RouterConfig
-from stoker.router.envoy.__main__ import binary
+from stoker.router.envoy.binary import binary
 from stoker.router.envoy.bootstrap import bootstrap
 
 _START_S = 30.0

