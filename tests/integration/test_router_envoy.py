@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from multidict import CIMultiDict
 
 from stoker.router.envoy.flights import Flights
 from tests.integration.test_router_openai_http import GREEDY, SLOW, Stack, stack
@@ -134,6 +135,55 @@ async def test_a_killed_envoy_leaves_no_flight_behind(tmp_path: Path) -> None:
             assert len(flights) == 1
         got.close()
         await eventually(lambda: idle(running, flights), "released after a silence", 5.0)
+
+
+async def test_a_client_cannot_choose_the_engine_nor_name_a_flight(tmp_path: Path) -> None:
+    async with carried(tmp_path) as (running, url, flights):
+        spoofed = [
+            ("x-gateway-destination-endpoint", "127.0.0.1:1"),
+            ("X-Gateway-Destination-Endpoint", "127.0.0.1:2"),
+            ("x-stoker-flight", "0" * 24),
+            ("x-envoy-upstream-rq-timeout-ms", "1"),
+        ]
+        body = {**GREEDY, "prompt": "x", "max_tokens": 2, "user": "u" * 200_000}
+        async with running.http.post(f"{url}/v1/completions", json=body, headers=CIMultiDict(spoofed)) as got:
+            assert got.status == 200, await got.text()
+        await eventually(lambda: idle(running, flights), "released", 1.0)
+
+
+async def test_time_runs_out_as_the_caller_asked(tmp_path: Path) -> None:
+    async with carried(tmp_path, args=SLOW) as (running, url, flights):
+        body = {**GREEDY, "prompt": "x", "max_tokens": 400}
+        async with running.http.post(f"{url}/v1/completions", json=body, headers={"x-request-timeout": "0.5"}) as got:
+            assert got.status == 504
+            assert b"deadline_exceeded" in await got.read()
+        await eventually(lambda: idle(running, flights), "released", 1.0)
+
+
+async def test_who_waits_in_line_and_leaves_is_forgotten(tmp_path: Path) -> None:
+    async with carried(tmp_path, "routing.hold_s=0", args=SLOW) as (running, url, flights):
+        turns = running.app.router.turns
+
+        async def one() -> None:
+            body = {**GREEDY, "prompt": "a long one " * 300, "max_tokens": 4, "stream": True}
+            async with running.http.post(f"{url}/v1/completions", json=body) as got:
+                await got.read()
+
+        asking = [asyncio.create_task(one()) for _ in range(4)]
+        await eventually(lambda: len(turns) >= 1, "some wait")
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await eventually(lambda: not len(turns) and idle(running, flights), "nobody waits, nothing flies", 2.0)
+
+
+async def test_a_router_that_is_gone_lets_nobody_pass(tmp_path: Path) -> None:
+    async with carried(tmp_path) as (running, url, _):
+        envoy = running.app.envoy
+        assert envoy is not None
+        await envoy.close()
+        async with running.http.post(f"{url}/v1/completions", json={**GREEDY, "prompt": "x"}) as got:
+            assert got.status == 503
 
 
 async def test_other_paths_go_to_the_router_unchecked(tmp_path: Path) -> None:

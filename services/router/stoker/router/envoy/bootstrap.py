@@ -50,7 +50,9 @@ def _listener(config: RouterConfig, listen: str) -> dict[str, Any]:
         # The router names requests, by the caller's own name where there is one.
         "generate_request_id": False,
         "server_header_transformation": "PASS_THROUGH",
+        # Nobody's x-envoy headers count: they could ask for retries and other times.
         "use_remote_address": True,
+        "internal_address_config": {"unix_sockets": False},
         "stream_idle_timeout": _seconds(config.limits.first_byte_s),
         "request_headers_timeout": "60s",
         "common_http_protocol_options": {"headers_with_underscores_action": "ALLOW", "idle_timeout": "75s"},
