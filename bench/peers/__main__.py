@@ -120,6 +120,11 @@ class Run:
             runners.append(
                 speed.Runner("stoker", await stack.enter_async_context(speed.stoker(backends, self._site)))
             )
+            try:
+                carried = await stack.enter_async_context(speed.stoker_by_envoy(backends, self._site))
+                runners.append(speed.Runner("stoker + envoy", carried, note="Envoy carries the tokens"))
+            except NotRunnable as error:
+                self.report.not_run["stoker + envoy"] = str(error)
             relays = [peer for peer in self._peers if peer.relays]
             runners += [speed.Runner(p.name, url) for p, url in await self._started(relays, backends, stack)]
             for peer in self._peers:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
+import uvloop
 
 from stoker.router.envoy.protocol import Answer, Ask, Connections
 from tests.support.router import eventually
@@ -98,6 +99,14 @@ async def test_a_request_is_read_as_it_is_and_the_connection_stays() -> None:
         first = there.desk.asks[0]
         assert (first.method, first.target) == ("POST", "/v1/completions?a=b")
         assert first.headers["x-two"] == "first"
+
+
+def test_it_is_the_same_on_the_loop_that_services_run_on() -> None:
+    async def ask() -> bytes:
+        async with port() as there:
+            return (await (await there.line(POST)).answer())[2]
+
+    assert uvloop.run(ask()) == b"hi"
 
 
 async def test_a_request_in_single_bytes_is_the_same() -> None:

@@ -16,6 +16,8 @@ _AUTHZ = "envoy.filters.http.ext_authz"
 # Read by the router alone: they are nothing to an engine.
 _OURS = ["x-stoker-policy", PRIORITY_HEADER, "x-request-timeout"]
 _GRACE_S = 5.0
+# Of clients, for each request that may be in flight: most connections rest.
+_CONNECTIONS = 4
 # Answers that Envoy makes itself, by its response flags. Refusals of the router (UAEX) stay as the router wrote them.
 _OWN_ANSWERS = {
     "engine_failed": (["UF", "UC", "UH", "UO", "UPE", "UR", "LR", "URX"], "the connection to the engine failed"),
@@ -37,7 +39,10 @@ def bootstrap(config: RouterConfig, listen: str) -> dict[str, Any]:
         {**_cluster("router-grpc", config.listen.grpc, most), **_http2()},
         _engines(config),
     ]
-    return {"static_resources": {"listeners": [_listener(config, listen)], "clusters": clusters}}
+    return {
+        "static_resources": {"listeners": [_listener(config, listen)], "clusters": clusters},
+        "overload_manager": {"resource_monitors": [_most_connections(_CONNECTIONS * most)]},
+    }
 
 
 # --- what listens ------------------------------------------------------------------------------------------
@@ -75,6 +80,16 @@ def _listener(config: RouterConfig, listen: str) -> dict[str, Any]:
         "filter_chains": [
             {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
         ],
+    }
+
+
+def _most_connections(most: int) -> dict[str, Any]:
+    return {
+        "name": "envoy.resource_monitors.global_downstream_max_connections",
+        "typed_config": {
+            "@type": f"{_TYPE}extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+            "max_active_downstream_connections": most,
+        },
     }
 
 
