@@ -21,7 +21,7 @@ import zmq
 from bench.peers.backends import Backend, Backends
 from bench.peers.catalog import ROOT, Site
 from bench.peers.children import child, until_it_serves
-from bench.peers.install import ENVOY, NotRunnable, install
+from bench.peers.install import NotRunnable
 from bench.peers.speed_client import Job, Reading
 from stoker.bench.stats import order
 from stoker.common.config import load
@@ -96,9 +96,8 @@ async def stoker(backends: Backends, site: Site) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def stoker_by_envoy(backends: Backends, site: Site) -> AsyncIterator[str]:
+async def stoker_by_envoy(backends: Backends, site: Site, program: Path) -> AsyncIterator[str]:
     """The same router, with an Envoy that carries the tokens; Envoy's base URL. Raises NotRunnable."""
-    program = await install(ENVOY, site.cache) / "envoy"
     port, log, file = site.ports.pick(), site.log("stoker envoy"), site.logs / "stoker-envoy.json"
     asked = {"ext_authz": f"127.0.0.1:{site.ports.pick()}"}
     async with _router(backends, site, "stoker router of envoy", asked) as listens:
