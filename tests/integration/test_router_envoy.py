@@ -177,13 +177,30 @@ async def test_who_waits_in_line_and_leaves_is_forgotten(tmp_path: Path) -> None
         await eventually(lambda: not len(turns) and idle(running, flights), "nobody waits, nothing flies", 2.0)
 
 
+async def test_stop_waits_for_what_envoy_carries_and_refuses_what_comes(tmp_path: Path) -> None:
+    async with carried(tmp_path, args=SLOW) as (running, url, flights):
+        body = {**GREEDY, "prompt": "last", "max_tokens": 40, "ignore_eos": True, "stream": True}
+        async with running.http.post(f"{url}/v1/completions", json=body) as last:
+            await last.content.readany()
+            stopping = asyncio.create_task(running.app.stop())
+            await eventually(lambda: running.app.router.draining, "it drains")
+            async with running.http.post(f"{url}/v1/completions", json=body) as refused:
+                assert refused.status == 503
+                assert b"draining" in await refused.read()
+            assert not stopping.done()
+            assert (await last.read()).endswith(b"data: [DONE]\n\n")
+        await asyncio.wait_for(stopping, 10)
+        assert idle(running, flights)
+
+
 async def test_a_router_that_is_gone_lets_nobody_pass(tmp_path: Path) -> None:
     async with carried(tmp_path) as (running, url, _):
         envoy = running.app.envoy
         assert envoy is not None
         await envoy.close()
         async with running.http.post(f"{url}/v1/completions", json={**GREEDY, "prompt": "x"}) as got:
-            assert got.status == 503
+            assert (got.status, got.headers["Retry-After"]) == (503, "1")
+            assert b'"unavailable"' in await got.read()
 
 
 async def test_other_paths_go_to_the_router_unchecked(tmp_path: Path) -> None:

@@ -97,6 +97,14 @@ def test_silence_ends_a_flight_and_a_word_keeps_it(world: World) -> None:
     assert (silent.released, heard.released) == (1, 0)
 
 
+def test_what_may_not_have_arrived_is_undone_unless_envoy_told_of_it(world: World) -> None:
+    (lost, never), (known, begun) = world.open(), world.open()
+    world.flights.goes_on(known, answered=False)
+    for name in (lost, known, lost):
+        world.flights.undo(name)
+    assert (never.released, begun.released) == (1, 0)
+
+
 def test_strangers_end_nothing(world: World) -> None:
     _, flight = world.open()
     for name in ("", "0" * 24, "\xff"):

@@ -212,6 +212,15 @@ async def test_an_answer_that_nobody_takes_any_more_is_undone() -> None:
         assert await line.ended()
 
 
+async def test_an_answer_that_was_on_its_way_when_envoy_gave_up_is_undone() -> None:
+    async with port() as there:
+        line = await there.line(POST)
+        await line.answer()
+        assert not there.desk.undone
+        line.writer.close()
+        await eventually(lambda: len(there.desk.undone) == 1, "undone when the connection ends")
+
+
 async def test_a_slow_sender_is_let_go() -> None:
     async with port() as there:
         line = await there.line(POST[:-1])

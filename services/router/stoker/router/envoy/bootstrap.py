@@ -8,6 +8,7 @@ from stoker.common.errors import InvalidRequest
 from stoker.router.config import RouterConfig
 from stoker.router.envoy.access_log import FLIGHT_HEADER
 from stoker.router.envoy.check import CHECKED, ENDPOINT_HEADER, TIMEOUT_HEADER
+from stoker.router.envoy.protocol import STAND_INS
 from stoker.router.tenants import PRIORITY_HEADER
 
 _TYPE = "type.googleapis.com/envoy."
@@ -16,6 +17,8 @@ _AUTHZ = "envoy.filters.http.ext_authz"
 # Read by the router alone: they are nothing to an engine.
 _OURS = ["x-stoker-policy", PRIORITY_HEADER, "x-request-timeout"]
 _GRACE_S = 5.0
+# What Envoy says where the router does not answer a check. The router never says it, so it can be told apart.
+_UNANSWERED = 502
 # Of clients, for each request that may be in flight: most connections rest.
 _CONNECTIONS = 4
 # Answers that Envoy makes itself, by its response flags. Refusals of the router (UAEX) stay as the router wrote them.
@@ -136,7 +139,7 @@ def _authorization(config: RouterConfig) -> dict[str, Any]:
         "allowed_headers": _exactly([name for name in asked if name]),
         "with_request_body": {"max_request_bytes": config.limits.max_body_bytes, "allow_partial_message": False},
         "failure_mode_allow": False,
-        "status_on_error": {"code": "ServiceUnavailable"},
+        "status_on_error": {"code": _UNANSWERED},
     }
 
 
@@ -164,12 +167,27 @@ def _own_answers() -> list[dict[str, Any]]:
         _mapper({"response_flag_filter": {"flags": flags}}, code, message)
         for code, (flags, message) in _OWN_ANSWERS.items()
     ]
-    too_large = {
-        "status_code_filter": {
-            "comparison": {"op": "EQ", "value": {"default_value": 413, "runtime_key": "stoker.413"}}
-        }
-    }
-    return [*mappers, _mapper(too_large, "body_too_large", "the body is larger than this router takes; send less")]
+    real = [{"filter": _checked_as(said), "status_code": status} for status, said in STAND_INS.items()]
+    return [
+        *real,
+        *mappers,
+        _mapper(_status(413), "body_too_large", "the body is larger than this router takes; send less"),
+        {
+            **_mapper(_checked_as(_UNANSWERED), "unavailable", "the router does not answer; try again"),
+            "status_code": 503,
+            "headers_to_add": [{"header": {"key": "retry-after", "value": "1"}}],
+        },
+    ]
+
+
+def _checked_as(code: int) -> dict[str, Any]:
+    """A request that did not pass, for this status of its check."""
+    return {"and_filter": {"filters": [{"response_flag_filter": {"flags": ["UAEX"]}}, _status(code)]}}
+
+
+def _status(code: int) -> dict[str, Any]:
+    value = {"default_value": code, "runtime_key": f"stoker.status_{code}"}
+    return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}
 
 
 def _mapper(chosen: dict[str, Any], code: str, message: str) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class Checks:
                 TIMEOUT_HEADER: str(left_ms),
                 **told(flight, request_id),
             },
-            undo=functools.partial(self._flights.drop, name),
+            undo=functools.partial(self._flights.undo, name),
         )
 
 

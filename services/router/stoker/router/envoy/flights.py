@@ -38,6 +38,8 @@ class OpenFlight:
     api: str
     stream: bool
     heard: float
+    known: bool = False
+    """Envoy has told of it."""
     token_seen: bool = False
 
 
@@ -71,7 +73,7 @@ class Flights:
         found = self._open.get(name)
         if found is None:
             return
-        found.heard = self._clock()
+        found.heard, found.known = self._clock(), True
         # Of an answer that is no stream the first byte is the end, which is told anyway.
         if answered and found.stream and not found.token_seen:
             found.token_seen = True
@@ -110,6 +112,12 @@ class Flights:
         if found is not None:
             with found.held:
                 metrics.of(metrics.REQUESTS, found.api, "cancelled").inc()
+
+    def undo(self, name: str) -> None:
+        """Its decision may not have arrived: it never began, unless Envoy has told of it."""
+        found = self._open.get(name)
+        if found is not None and not found.known:
+            self.drop(name)
 
     def sweep(self) -> None:
         """Release those that nothing is heard of any more: their Envoy is gone."""

@@ -18,6 +18,10 @@ _MOST_HEAD_BYTES = 64 * 1024
 _HELD_BODIES = 64
 """The bytes of this many of the largest bodies are held at once, over all connections."""
 _BODY_S = 60.0
+
+STAND_INS = {status: status - 50 for status in (500, 501, 503, 504)}
+"""What is said for a status: Envoy takes any 5xx for a failed check and drops its body. It says the real one then."""
+
 _PHRASES = {200: b"OK"}
 
 
@@ -40,7 +44,7 @@ class Answer:
     headers: Mapping[str, str]
     body: bytes = b""
     undo: Callable[[], None] | None = None
-    """To call where the answer cannot be delivered."""
+    """To call where the answer cannot be delivered, or may not have been: harmless where it was."""
 
     def encoded(self, *, close: bool = False) -> bytes:
         """The whole response. A value never breaks a line: none is taken from a request unchecked."""
@@ -54,8 +58,9 @@ class Answer:
 
 def refusal(error: StokerError, headers: Mapping[str, str] | None = None) -> Answer:
     """An error, in the form of the OpenAI API."""
+    status = openai_errors.status(error)
     return Answer(
-        openai_errors.status(error), {**(headers or {}), **openai_errors.headers(error)}, openai_errors.body(error)
+        STAND_INS.get(status, status), {**(headers or {}), **openai_errors.headers(error)}, openai_errors.body(error)
     )
 
 
@@ -103,6 +108,7 @@ class CheckProtocol(asyncio.Protocol):
         self._work: asyncio.Task[None] | None = None
         self._deaf = False  # reads no more: a refusal is the last answer
         self._held = 0
+        self._undo: Callable[[], None] | None = None  # of the last answer
         self._reset()
 
     def _reset(self) -> None:
@@ -132,6 +138,8 @@ class CheckProtocol(asyncio.Protocol):
         self._asks.clear()
         if self._work is not None:
             self._work.cancel()
+        elif self._undo is not None:
+            self._undo()  # given up while the answer was on its way
 
     def pause_writing(self) -> None:
         """Answers are small: who lets them pile up does not read."""
@@ -247,6 +255,7 @@ class CheckProtocol(asyncio.Protocol):
                     answer.undo()
                 break
             self._hold(-len(ask.body))
+            self._undo = answer.undo
             self._write(answer, close=not ask.keep_alive)
             if not ask.keep_alive:
                 break
