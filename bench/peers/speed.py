@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import zmq
 
 from bench.peers.backends import Backend, Backends
@@ -22,6 +24,9 @@ from bench.peers.children import child, until_it_serves
 from bench.peers.install import NotRunnable
 from bench.peers.speed_client import Job, Reading
 from stoker.bench.stats import order
+from stoker.common.config import load
+from stoker.router.config import RouterConfig
+from stoker.router.envoy.bootstrap import bootstrap
 
 MANY = 64
 _MARGIN_S = 90.0
@@ -86,13 +91,39 @@ async def engines(site: Site, model_dir: Path) -> AsyncIterator[Backends]:
 @asynccontextmanager
 async def stoker(backends: Backends, site: Site) -> AsyncIterator[str]:
     """Stoker's router as it is by default, before the static engines; its base URL."""
-    port, log = site.ports.pick(), site.log("stoker router")
-    argv = [sys.executable, "-m", "bench.peers.told_router", "--model-dir", backends.model_dir, "--port", str(port)]
+    async with _router(backends, site, "stoker router", {}) as listens:
+        yield f"http://{listens['http']}"
+
+
+@asynccontextmanager
+async def stoker_by_envoy(backends: Backends, site: Site, program: Path) -> AsyncIterator[str]:
+    """The same router, with an Envoy that carries the tokens; Envoy's base URL. Raises NotRunnable."""
+    port, log, file = site.ports.pick(), site.log("stoker envoy"), site.logs / "stoker-envoy.json"
+    asked = {"ext_authz": f"127.0.0.1:{site.ports.pick()}"}
+    async with _router(backends, site, "stoker router of envoy", asked) as listens:
+        config = load(RouterConfig, None, [f"listen.{name}={address}" for name, address in listens.items()])
+        file.write_bytes(msgspec.json.encode(bootstrap(config, f"127.0.0.1:{port}")))
+        argv = [str(program), "-c", str(file), "--disable-hot-restart", "-l", "warn"]
+        async with child([*argv, "--concurrency", str(os.cpu_count() or 1)], log) as process:
+            await _answers(process, log, f"http://127.0.0.1:{port}", backends)
+            yield f"http://127.0.0.1:{port}"
+
+
+@asynccontextmanager
+async def _router(backends: Backends, site: Site, name: str, more: dict[str, str]) -> AsyncIterator[dict[str, str]]:
+    listens = {part: f"127.0.0.1:{site.ports.pick()}" for part in ("http", "grpc")} | more
+    log = site.log(name)
+    argv = [sys.executable, "-m", "bench.peers.told_router", "--model-dir", backends.model_dir]
+    for part, address in listens.items():
+        argv += ["--listen", f"{part}={address}"]
     async with child([*argv, *backends.urls], log, cwd=ROOT) as process:
-        url = f"http://127.0.0.1:{port}"
-        body = json.dumps({"model": backends.model, "prompt": "ready", "max_tokens": 1}).encode()
-        await until_it_serves(process, log, f"{url}/v1/completions", body)
-        yield url
+        await _answers(process, log, f"http://{listens['http']}", backends)
+        yield listens
+
+
+async def _answers(process: asyncio.subprocess.Process, log: Path, url: str, backends: Backends) -> None:
+    body = json.dumps({"model": backends.model, "prompt": "ready", "max_tokens": 1}).encode()
+    await until_it_serves(process, log, f"{url}/v1/completions", body)
 
 
 async def measure(

@@ -1,6 +1,6 @@
 """Stoker's router before static engines: told of its replicas directly, with no registry and no agents.
 
-python -m bench.peers.told_router --model-dir DIR --port P URL…
+python -m bench.peers.told_router --model-dir DIR [--listen grpc=HOST:PORT]… URL…
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from tests.support.router import replica, tell, tokenizer_of
 _CONTEXT = 131_072
 
 
-async def serve(port: int, model_dir: Path, urls: list[str]) -> None:
+async def serve(listen: list[str], model_dir: Path, urls: list[str]) -> None:
     """Serve until SIGTERM."""
     sha256, tokenizer = tokenizer_of(model_dir)
     settings = [
-        "listen.grpc=127.0.0.1:0",
-        f"listen.http=127.0.0.1:{port}",
+        *listen,
         # What answers a canary with tokens from a list cannot be probed.
         "parity=false",
         "drain_s=1",
@@ -52,10 +51,10 @@ def main() -> None:
     """Parse and serve."""
     parser = argparse.ArgumentParser(description="Stoker's router before static engines.")
     parser.add_argument("--model-dir", type=Path, required=True)
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--listen", action="append", default=[], metavar="API=HOST:PORT", help="http, grpc …")
     parser.add_argument("urls", nargs="+")
     options = parser.parse_args()
-    uvloop.run(serve(options.port, options.model_dir, options.urls))
+    uvloop.run(serve([f"listen.{each}" for each in options.listen], options.model_dir, options.urls))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[LocalStack]:
 def plan(stack: LocalStack, *more: Service, start_timeout_s: float = 20.0) -> Plan:
     ports = PortPicker()
     etcd = EtcdMember(stack.home.run / "etcd", ports.pick(), ports.pick())
-    service = Service("etcd", tuple(etcd.argv()), Probe("etcd", etcd.endpoint), starts=0, stops=4)
+    service = Service("etcd", tuple(etcd.argv()), Probe("http", etcd.endpoint), starts=0, stops=4)
     endpoints = Endpoints(etcd.endpoint, (), (), (), (), "", "")
     return Plan(str(stack.home.path), "sim", (service, *more), endpoints, start_timeout_s)
 

@@ -14,7 +14,7 @@ from stoker.local.deployment import LocalDeployment
 from stoker.local.etcd import EtcdMember
 from stoker.local.plan import StackSpec, make_plan
 from stoker.local.ports import PortPicker
-from stoker.local.state import Endpoints, Home, Plan, ServiceState, StackState
+from stoker.local.state import Endpoints, Home, Plan, Probe, ServiceState, StackState
 
 
 def picker() -> PortPicker:
@@ -45,8 +45,26 @@ def test_no_port_is_given_twice(tmp_path: Path) -> None:
     assert len({*targets, e.scaler, e.planner}) == len(targets) + 2
 
 
+def test_an_envoy_before_each_router_asks_it_and_outlives_it(tmp_path: Path) -> None:
+    plan = make_plan(StackSpec(routers=2, data_plane="envoy"), Home(tmp_path), picker())
+    services = {service.name: service for service in plan.services}
+    assert len(plan.endpoints.envoy) == 2
+    for number, (envoy, router) in enumerate((("envoy", "router"), ("envoy-2", "router-2"))):
+        front, behind = services[envoy], services[router]
+        assert front.probe == Probe("http", plan.endpoints.envoy[number].removeprefix("http://"))
+        for setting in ("listen.grpc=", "listen.http=", "listen.ext_authz="):
+            told = [each for each in front.argv if each.startswith(setting)]
+            assert len(told) == 1
+            assert told[0] in behind.argv
+        assert front.starts > behind.starts
+        assert front.stops > behind.stops, "it carries what the router waits for"
+    bare = make_plan(StackSpec(routers=2), Home(tmp_path), picker())
+    assert not bare.endpoints.envoy
+    assert not any("ext_authz" in " ".join(service.argv) for service in bare.services)
+
+
 def test_everything_listens_on_the_loopback(tmp_path: Path) -> None:
-    plan = make_plan(StackSpec(), Home(tmp_path), picker())
+    plan = make_plan(StackSpec(data_plane="envoy"), Home(tmp_path), picker())
     for service in plan.services:
         assert service.probe.target.startswith("127.0.0.1:")
         assert "0.0.0.0" not in " ".join(service.argv)

@@ -29,6 +29,13 @@ class EngineChoice(StrEnum):
     VLLM = "vllm"
 
 
+class DataPlaneChoice(StrEnum):
+    """Who carries the tokens of OpenAI HTTP."""
+
+    ROUTER = "router"
+    ENVOY = "envoy"
+
+
 @dataclass(frozen=True)
 class Serving:
     """A stack with its deployment ready."""

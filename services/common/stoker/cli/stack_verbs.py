@@ -11,14 +11,19 @@ import typer
 from stoker.cli import demo
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output, Verbatim, own_name
-from stoker.cli.serving import EngineChoice, Serving, lasting
+from stoker.cli.serving import DataPlaneChoice, EngineChoice, Serving, lasting
 from stoker.local.deployment import LocalDeployment, has_gpu
 from stoker.local.etcd import DEVELOPMENT_NOTICE
 from stoker.local.plan import StackSpec
 from stoker.local.stack import LocalStack
 from stoker.local.state import Home, StackState
+from stoker.router.envoy.binary import binary
 
 EngineOption = Annotated[EngineChoice, typer.Option("--engine", help="vllm, or sim to simulate it.")]
+DataPlaneOption = Annotated[
+    DataPlaneChoice,
+    typer.Option("--data-plane", help="Who carries tokens: the router, or Envoy before it."),
+]
 ReplicasOption = Annotated[int, typer.Option("--replicas", min=1, max=64, help="Replicas of the model.")]
 ModelOption = Annotated[
     str, typer.Option("--model", help="Model directory or hub id. Default: a tiny model, built here.")
@@ -38,6 +43,7 @@ def up(
     model: ModelOption = "",
     nodes: Annotated[int, typer.Option("--nodes", min=0, max=64, help="Node agents; 0 for one a replica.")] = 0,
     routers: Annotated[int, typer.Option("--routers", min=1, max=16, help="Routers side by side.")] = 1,
+    data_plane: DataPlaneOption = DataPlaneChoice.ROUTER,
     detach: Annotated[
         bool, typer.Option("--detach/--foreground", help="Leave it running, or stop it at Ctrl-C.")
     ] = True,
@@ -56,9 +62,18 @@ def up(
     node_count = nodes or replicas
     slots = -(-replicas // node_count)
     # `bench routing --stack` compares policies on this stack.
-    spec = StackSpec(engine.value, nodes=node_count, slots=slots, routers=routers, policy_header=True)
+    spec = StackSpec(
+        engine.value,
+        nodes=node_count,
+        slots=slots,
+        routers=routers,
+        policy_header=True,
+        data_plane=data_plane.value,
+    )
 
     async def work() -> None:
+        if data_plane is DataPlaneChoice.ENVOY:
+            binary()  # rather than after all else has started
         with out.progress() as progress:
             serving = await lasting(spec, deployment, home, progress.say)
         _show_up(out, serving)
@@ -100,7 +115,7 @@ def example_requests(state: StackState, model: str) -> dict[str, str]:
     method = "stoker.api.inference.v1.InferenceService/Generate"
     return {
         "gRPC": f"grpcurl -plaintext -d '{generate}' {state.endpoints.router[0]} {method}",
-        "OpenAI HTTP": f"curl -N {state.endpoints.http[0]}/v1/completions "
+        "OpenAI HTTP": f"curl -N {(state.endpoints.envoy or state.endpoints.http)[0]}/v1/completions "
         f"-H 'content-type: application/json' -d '{complete}'",
     }
 
@@ -108,6 +123,7 @@ def example_requests(state: StackState, model: str) -> dict[str, str]:
 def _endpoints(state: StackState) -> list[str]:
     e = state.endpoints
     return [
+        *([f"  OpenAI HTTP by Envoy  {', '.join(f'{url}/v1' for url in e.envoy)}"] if e.envoy else []),
         f"  OpenAI HTTP  {', '.join(f'{url}/v1' for url in e.http)}",
         f"  router gRPC  {', '.join(e.router)}",
         f"  registry     {', '.join(e.registry)}",
@@ -124,6 +140,7 @@ def _value(state: StackState, model: str) -> dict[str, Any]:
         "phase": state.phase,
         "endpoints": {
             "http": [f"{url}/v1" for url in e.http],
+            "envoy": [f"{url}/v1" for url in e.envoy],
             "router": list(e.router),
             "registry": list(e.registry),
             "agents": list(e.agents),

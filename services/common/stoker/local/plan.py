@@ -14,13 +14,14 @@ from stoker.local.ports import PortPicker
 from stoker.local.state import Endpoints, Home, Plan, Probe, Service
 
 EngineKind = Literal["sim", "vllm"]
+DataPlane = Literal["router", "envoy"]
 
 _HOST = "127.0.0.1"
 _PORTS = {"etcd": 2379, "etcd-peer": 2380, "registry": 7310, "router": 7320, "http": 7380, "scaler": 7340}
-_PLANNER_PORT, _AGENT_PORT = 7350, 7330
+_PLANNER_PORT, _AGENT_PORT, _ENVOY_PORT = 7350, 7330, 7480
 
-# Ranks of starting and stopping. Routers stop first, so that requests end where they run.
-_ETCD, _REGISTRY, _REST = 0, 1, 2
+# Ranks of starting and stopping. Routers stop first, so that requests end where they run; Envoy carries them so long.
+_ETCD, _REGISTRY, _REST, _ENVOY = 0, 1, 2, 3
 _STOP_ROUTER, _STOP_DECIDERS, _STOP_AGENT, _STOP_REGISTRY, _STOP_ETCD = 0, 1, 2, 3, 4
 
 
@@ -37,6 +38,8 @@ class StackSpec:
     """Prefer the documented ports; otherwise take free ones."""
     policy_header: bool = False
     """Let requests choose the routing policy, for measurements."""
+    data_plane: DataPlane = "router"
+    """Who carries the tokens of OpenAI HTTP: routers, or an Envoy before each."""
 
     def __post_init__(self) -> None:
         for name, most in (("nodes", 64), ("slots", 64), ("routers", 16)):
@@ -49,7 +52,9 @@ def make_plan(spec: StackSpec, home: Home, ports: PortPicker | None = None) -> P
     """The processes of a stack, with ports that are free now."""
     picker = ports or PortPicker()
 
-    def address(preferred: int) -> str:
+    envoys = spec.routers if spec.data_plane == "envoy" else 0
+
+    def address(preferred: int | None) -> str:
         return f"{_HOST}:{picker.pick(preferred if spec.fixed_ports else None)}"
 
     etcd = EtcdMember(
@@ -65,14 +70,17 @@ def make_plan(spec: StackSpec, home: Home, ports: PortPicker | None = None) -> P
         agents=tuple(address(_AGENT_PORT + (i if i < 10 else 1000 + i)) for i in range(spec.nodes)),
         scaler=address(_PORTS["scaler"]),
         planner=address(_PLANNER_PORT),
+        envoy=tuple(f"http://{address(_ENVOY_PORT + i)}" for i in range(envoys)),
     )
+    checks = [address(None) for _ in range(envoys)]
     services = [
-        Service("etcd", tuple(etcd.argv()), Probe("etcd", etcd.endpoint), starts=_ETCD, stops=_STOP_ETCD),
+        Service("etcd", tuple(etcd.argv()), Probe("http", etcd.endpoint), starts=_ETCD, stops=_STOP_ETCD),
         *(_registry(i, target, etcd.endpoint) for i, target in enumerate(endpoints.registry)),
         _decider("scaler", endpoints.scaler, endpoints),
         _decider("planner", endpoints.planner, endpoints),
         *(_agent(i, spec, home, endpoints) for i in range(spec.nodes)),
-        *(_router(i, spec, home, endpoints) for i in range(spec.routers)),
+        *(_router(i, spec, home, endpoints, checks) for i in range(spec.routers)),
+        *(_envoy(i, home, endpoints, checks) for i in range(envoys)),
     ]
     return Plan(home=str(home.path), engine=spec.engine, services=tuple(services), endpoints=endpoints)
 
@@ -103,17 +111,36 @@ def _agent(number: int, spec: StackSpec, home: Home, endpoints: Endpoints) -> Se
     return Service(name, argv, Probe("grpc", target), starts=_REST, stops=_STOP_AGENT)
 
 
-def _router(number: int, spec: StackSpec, home: Home, endpoints: Endpoints) -> Service:
-    target, http = endpoints.router[number], endpoints.http[number].removeprefix("http://")
+def _router(number: int, spec: StackSpec, home: Home, endpoints: Endpoints, checks: list[str]) -> Service:
+    target = endpoints.router[number]
     name = "router" if number == 0 else f"router-{number + 1}"
     argv = _command(
         "stoker-router",
-        **{"listen.grpc": target, "listen.http": http, "tokenizer.cache_dir": str(home.run / f"{name}-tokenizers")},
+        **_listening(number, endpoints, checks),
+        **{"tokenizer.cache_dir": str(home.run / f"{name}-tokenizers")},
         registries=_listed(endpoints.registry),
         allow_policy_header="true" if spec.policy_header else "false",
         drain_s="5",
     )
     return Service(name, argv, Probe("grpc", target), starts=_REST, stops=_STOP_ROUTER)
+
+
+def _envoy(number: int, home: Home, endpoints: Endpoints, checks: list[str]) -> Service:
+    name = "envoy" if number == 0 else f"envoy-{number + 1}"
+    target = endpoints.envoy[number].removeprefix("http://")
+    argv = [sys.executable, "-m", "stoker.router.envoy", "--listen", target, "--run", str(home.run / f"{name}.json")]
+    for key, value in _listening(number, endpoints, checks).items():
+        argv += ["--set", f"{key}={value}"]
+    return Service(name, tuple(argv), Probe("http", target), starts=_ENVOY, stops=_STOP_DECIDERS)
+
+
+def _listening(number: int, endpoints: Endpoints, checks: list[str]) -> dict[str, str]:
+    """Where a router listens, as it and its Envoy must both know."""
+    settings = {
+        "listen.grpc": endpoints.router[number],
+        "listen.http": endpoints.http[number].removeprefix("http://"),
+    }
+    return {**settings, "listen.ext_authz": checks[number]} if checks else settings
 
 
 def _listed(targets: tuple[str, ...]) -> str:

@@ -33,13 +33,16 @@ class Endpoints:
     agents: tuple[str, ...]
     scaler: str
     planner: str
+    envoy: tuple[str, ...] = ()
+    """Base URLs of the Envoys that carry the tokens, one before each router; none where routers do."""
 
 
 @dataclass(frozen=True)
 class Probe:
     """How to see that a service is ready."""
 
-    kind: Literal["etcd", "grpc"]
+    kind: Literal["http", "grpc"]
+    """http: GET /health answers 200."""
     target: str
     """host:port"""
 

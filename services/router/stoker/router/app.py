@@ -23,6 +23,7 @@ from stoker.router import grpc_inference, metrics, server
 from stoker.router.channels import Channels
 from stoker.router.checks import HealthChecks
 from stoker.router.config import RouterConfig
+from stoker.router.envoy.endpoint import EnvoyEndpoint
 from stoker.router.grpc_inference import InferenceServer
 from stoker.router.http import OpenAIServer
 from stoker.router.parity import ParityProbe
@@ -72,6 +73,7 @@ class RouterApp:
         self.checks = HealthChecks(self.view, self.engines, config.checks, rng, time.monotonic)
         self.parity = ParityProbe(self.view, self.engines, self.tokenizers, rng)
         self._openai = OpenAIServer(self.router, self.engines, config.limits)
+        self.envoy = EnvoyEndpoint(config, self.router) if config.listen.ext_authz else None
         self._tasks: list[asyncio.Task[None]] = []
         self._serving = False
 
@@ -81,10 +83,16 @@ class RouterApp:
         self.rpc = rpc.RpcServer.bind(self.config.listen.grpc, services, tls=self._secure)
         InferenceServer(self.router, self.channels, self.config.limits).add_to(self.rpc.server)
         router_pb2_grpc.add_RouterServiceServicer_to_server(RouterServer(self.router), self.rpc.server)
+        if self.envoy is not None:
+            self.envoy.add_to(self.rpc.server)
         await self.rpc.start()
         try:
+            if self.envoy is not None:
+                await self.envoy.start()
             self._http = await self._listen()
         except StokerError:
+            if self.envoy is not None:
+                await self.envoy.close()
             await self.rpc.stop(0)
             await self.engines.close()
             raise
@@ -129,6 +137,8 @@ class RouterApp:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._http.close()
+        if self.envoy is not None:
+            await self.envoy.close()
         await self._requests.shutdown(timeout=1.0)
         await self.rpc.stop(0.5)
         await self._announcing.close()

@@ -17,6 +17,9 @@ class ListenConfig:
 
     grpc: Annotated[str, Meta(description="gRPC: InferenceService, RouterService, health")] = "127.0.0.1:7320"
     http: Annotated[str, Meta(description="OpenAI HTTP")] = "127.0.0.1:7380"
+    ext_authz: Annotated[
+        str, Meta(description="HTTP ext_authz for an Envoy that carries the tokens, for it alone; empty for none")
+    ] = ""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,18 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True)
+class EnvoyConfig:
+    """An Envoy that carries the tokens, where `listen.ext_authz` is set."""
+
+    report_s: Annotated[
+        float, Meta(description="between two access log entries of a request under way, seconds", ge=0.01)
+    ] = 0.25
+    silence_s: Annotated[
+        float, Meta(description="a request that Envoy says nothing of for so long has ended, seconds", gt=0)
+    ] = 15.0
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """A router."""
 
@@ -96,6 +111,7 @@ class RouterConfig:
     queue: QueueConfig = QueueConfig()
     tenants: TenantsConfig = TenantsConfig()
     checks: ChecksConfig = ChecksConfig()
+    envoy: EnvoyConfig = EnvoyConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     parity: Annotated[bool, Meta(description="probe that router and engine tokenize alike")] = True
     drain_s: Annotated[float, Meta(description="for requests to finish after SIGTERM, seconds", ge=0)] = 30.0

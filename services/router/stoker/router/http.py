@@ -12,7 +12,7 @@ import functools
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -71,7 +71,7 @@ class OpenAIServer:
                 return answer
         now = asyncio.get_running_loop().time()
         api = ROUTES.get(request.path, "other")
-        call = Call(request, _request_id(request), api, now, now + self._limits.request_s)
+        call = Call(request, request_id_of(request.headers), api, now, now + self._limits.request_s)
         try:
             return await self._guarded(call)
         except asyncio.CancelledError:
@@ -87,7 +87,7 @@ class OpenAIServer:
                 span.set(otel.RESPONSE_STATUS, answer.status)
                 return answer
         except StokerError as error:
-            call.outcome = _outcome(error)
+            call.outcome = outcome_of(error)
             return openai_errors.response(error, {"x-request-id": call.request_id})
         except (ConnectionResetError, aiohttp.ClientConnectionResetError):
             call.outcome = "cancelled"
@@ -113,8 +113,8 @@ class OpenAIServer:
         if request.method != "POST":
             raise MethodNotAllowed(request.path, "POST", request.method)
         async with self._admitted(request) as raw:
-            asked = await _read(call.api, raw)
-            call.deadline = call.arrived + self._time_allowed(request)
+            asked = await read_body(call.api, raw)
+            call.deadline = call.arrived + seconds_allowed(request.headers, self._limits.request_s)
             call.stream = asked.stream
             plan = await self._router.plan(
                 asked,
@@ -217,18 +217,6 @@ class OpenAIServer:
         if target is not None and error.refused:
             self._router.view.reached(target, False)
 
-    def _time_allowed(self, request: web.BaseRequest) -> float:
-        text = request.headers.get("x-request-timeout")
-        if text is None:
-            return self._limits.request_s
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < float("inf"):
-            raise InvalidRequest.field("x-request-timeout", "must be a number of seconds above 0")
-        return min(seconds, self._limits.request_s)
-
     # --- stored responses ----------------------------------------------------------------------------------
 
     def _holder(self, response_id: Any) -> str:
@@ -294,22 +282,39 @@ class OpenAIServer:
         }
 
 
-async def _read(api: str, raw: bytes) -> Asked:
+async def read_body(api: str, raw: bytes) -> Asked:
+    """Decode and read a body, in a thread where it is large. Raises InvalidRequest."""
     if len(raw) <= SMALL:
         return read(api, decode(raw), raw)
     return await asyncio.to_thread(lambda: read(api, decode(raw), raw))
 
 
-def _request_id(request: web.BaseRequest) -> str:
-    given = request.headers.get("x-request-id", "")
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """The caller's own id, where it is one that can be logged; otherwise a new one."""
+    given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+
+
+def seconds_allowed(headers: Mapping[str, str], most: float) -> float:
+    """How long a request may take: `most` seconds, or less where its caller says so. Raises InvalidRequest."""
+    text = headers.get("x-request-timeout")
+    if text is None:
+        return most
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InvalidRequest.field("x-request-timeout", "must be a number of seconds above 0")
+    return min(seconds, most)
 
 
 def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-def _outcome(error: StokerError) -> str:
+def outcome_of(error: StokerError) -> str:
+    """As the metrics call it."""
     if error.code is Code.DEADLINE_EXCEEDED:
         return "timeout"
     if error.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):

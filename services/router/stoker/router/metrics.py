@@ -59,6 +59,9 @@ REGISTRIES = Gauge("stoker_router_registries_connected", "Registries this router
 ANNOUNCING = Gauge("stoker_router_announcing", "1 while a registry passes on what this router dispatches.")
 UNSAID = Gauge("stoker_router_dispatches_unsaid", "Dispatches that the other routers were never told of.")
 OVERHEARD = Counter("stoker_router_dispatches_overheard_total", "Dispatches of other routers, as told by them.")
+ENVOY_SILENT = Counter(
+    "stoker_router_envoy_silent_total", "Requests given up because Envoy said nothing of them any more."
+)
 RESYNCS = Counter("stoker_router_digest_resyncs_total", "Digests that had to be asked for anew.")
 
 

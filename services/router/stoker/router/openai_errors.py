@@ -68,14 +68,19 @@ def status(error: StokerError) -> int:
             return error.code.value
 
 
-def response(error: StokerError, headers: dict[str, str]) -> web.Response:
-    """The whole response."""
-    headers = {**headers, "Content-Type": "application/json"}
+def headers(error: StokerError) -> dict[str, str]:
+    """What goes with the body."""
+    values = {"Content-Type": "application/json"}
     if error.retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        values["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, MethodNotAllowed):
-        headers["Allow"] = error.allowed
-    answer = web.Response(status=status(error), body=body(error), headers=headers)
+        values["Allow"] = error.allowed
+    return values
+
+
+def response(error: StokerError, own: dict[str, str]) -> web.Response:
+    """The whole response; `own` are headers beside those of the error."""
+    answer = web.Response(status=status(error), body=body(error), headers={**own, **headers(error)})
     if isinstance(error, TooLarge):
         answer.force_close()  # the rest of the body is not read
     return answer

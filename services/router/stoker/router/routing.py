@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Any
 
 from stoker.common.errors import Exhausted, InvalidRequest, Unavailable
 from stoker.router import core, metrics
@@ -164,19 +165,24 @@ class Router:
         self._decided: OrderedDict[str, Decided] = OrderedDict()
         self._keys_kept = 0
 
-    async def plan(self, asked: Asked, caller: Caller = NOBODY, *, policy: str = "", pinned: str = "") -> Plan:
-        """Read a request as far as the decision needs.
+    async def plan(
+        self, asked: Asked, caller: Caller = NOBODY, *, policy: str = "", pinned: str = "", told_late: bool = False
+    ) -> Plan:
+        """Read a request as far as the decision needs. `told_late`: its first token will be heard of late, if at all.
 
         Raises NotFound, Unavailable, InvalidRequest, and Exhausted where its tenant has used what it may.
         """
         pool, adapter = self.view.resolve(asked.model)
         plan = await self.planner.plan(asked, pool, adapter, self._policy_of(policy))
         self.tenants.take(caller.tenant, plan.request.prompt_tokens + plan.request.output_tokens)
+        changes: dict[str, Any] = {}
+        if told_late:
+            changes["streamed"] = False
         if caller != NOBODY:
             weight = self.tenants.weight(caller.tenant)
-            request = replace(plan.request, tenant=caller.tenant, priority=caller.priority, weight=weight)
-            plan = replace(plan, request=request)
-        return replace(plan, pinned=pinned) if pinned else plan
+            changes.update(tenant=caller.tenant, priority=caller.priority, weight=weight)
+        request = replace(plan.request, **changes) if changes else plan.request
+        return replace(plan, request=request, pinned=pinned) if changes or pinned else plan
 
     def _policy_of(self, wanted: str) -> str:
         if not wanted or wanted == self._policy:

@@ -1,0 +1,258 @@
+"""Envoy's configuration, made of the router's: a pure function, so that what is handed out can be checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.common.errors import InvalidRequest
+from stoker.router.config import RouterConfig
+from stoker.router.envoy.access_log import FLIGHT_HEADER
+from stoker.router.envoy.check import CHECKED, ENDPOINT_HEADER, TIMEOUT_HEADER
+from stoker.router.envoy.protocol import STAND_INS
+from stoker.router.tenants import PRIORITY_HEADER
+
+_TYPE = "type.googleapis.com/envoy."
+_HCM = f"{_TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+_AUTHZ = "envoy.filters.http.ext_authz"
+# Read by the router alone: they are nothing to an engine.
+_OURS = ["x-stoker-policy", PRIORITY_HEADER, "x-request-timeout"]
+_GRACE_S = 5.0
+# What Envoy says where the router does not answer a check. The router never says it, so it can be told apart.
+_UNANSWERED = 502
+# Of clients, for each request that may be in flight: most connections rest.
+_CONNECTIONS = 4
+# Answers that Envoy makes itself, by its response flags. Refusals of the router (UAEX) stay as the router wrote them.
+_OWN_ANSWERS = {
+    "engine_failed": (["UF", "UC", "UH", "UO", "UPE", "UR", "LR", "URX"], "the connection to the engine failed"),
+    "deadline_exceeded": (["UT", "SI", "DT", "UMSDR"], "the engine did not answer in time"),
+}
+
+
+def bootstrap(config: RouterConfig, listen: str) -> dict[str, Any]:
+    """A whole Envoy configuration before one router, as for `envoy -c`; it listens on host:port `listen`.
+
+    Raises InvalidRequest where the router does not serve Envoy, or an address is none.
+    """
+    if not config.listen.ext_authz:
+        raise InvalidRequest.field("listen.ext_authz", "must be set: Envoy asks there where a request goes")
+    most = config.limits.max_in_flight
+    clusters = [
+        _cluster("router-checks", config.listen.ext_authz, most),
+        _cluster("router-http", config.listen.http, most),
+        {**_cluster("router-grpc", config.listen.grpc, most), **_http2()},
+        _engines(config),
+    ]
+    return {
+        "static_resources": {"listeners": [_listener(config, listen)], "clusters": clusters},
+        "overload_manager": {"resource_monitors": [_most_connections(_CONNECTIONS * most)]},
+    }
+
+
+# --- what listens ------------------------------------------------------------------------------------------
+
+
+def _listener(config: RouterConfig, listen: str) -> dict[str, Any]:
+    manager = {
+        "@type": _HCM,
+        "stat_prefix": "stoker",
+        # The router names requests, by the caller's own name where there is one.
+        "generate_request_id": False,
+        "server_header_transformation": "PASS_THROUGH",
+        # Nobody's x-envoy headers count: they could ask for retries and other times.
+        "use_remote_address": True,
+        "internal_address_config": {"unix_sockets": False},
+        "stream_idle_timeout": _seconds(config.limits.first_byte_s),
+        "request_headers_timeout": "60s",
+        "common_http_protocol_options": {"headers_with_underscores_action": "ALLOW", "idle_timeout": "75s"},
+        "access_log": [_access_log()],
+        "access_log_options": {"access_log_flush_interval": _seconds(config.envoy.report_s)},
+        "local_reply_config": {"mappers": _own_answers()},
+        "route_config": {"name": "stoker", "virtual_hosts": [_routes()]},
+        "http_filters": [
+            {"name": _AUTHZ, "typed_config": _authorization(config)},
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{_TYPE}extensions.filters.http.router.v3.Router"},
+            },
+        ],
+    }
+    return {
+        "name": "openai",
+        "address": _address("listen", listen),
+        "per_connection_buffer_limit_bytes": config.limits.max_body_bytes,
+        "filter_chains": [
+            {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+        ],
+    }
+
+
+def _most_connections(most: int) -> dict[str, Any]:
+    return {
+        "name": "envoy.resource_monitors.global_downstream_max_connections",
+        "typed_config": {
+            "@type": f"{_TYPE}extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+            "max_active_downstream_connections": most,
+        },
+    }
+
+
+def _routes() -> dict[str, Any]:
+    unchecked = {
+        "typed_per_filter_config": {
+            _AUTHZ: {"@type": f"{_TYPE}extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute", "disabled": True}
+        }
+    }
+    return {
+        "name": "all",
+        "domains": ["*"],
+        "request_headers_to_remove": _OURS,
+        "routes": [
+            # A route's own limit is off: the router's is told with each decision.
+            *(
+                {"match": {"path": path}, "route": {"cluster": "engines", "timeout": "0s"}}
+                for path in sorted(CHECKED)
+            ),
+            {"match": {"prefix": "/"}, "route": {"cluster": "router-http", "timeout": "0s"}, **unchecked},
+        ],
+    }
+
+
+def _authorization(config: RouterConfig) -> dict[str, Any]:
+    upstream = [ENDPOINT_HEADER, FLIGHT_HEADER, TIMEOUT_HEADER, "x-request-id"]
+    told = ["x-stoker-replica", "x-stoker-reason", "x-request-id"]
+    asked = ["content-type", "authorization", "x-request-id", config.tenants.header, *_OURS]
+    return {
+        "@type": f"{_TYPE}extensions.filters.http.ext_authz.v3.ExtAuthz",
+        "http_service": {
+            "server_uri": {
+                "uri": f"http://{config.listen.ext_authz}",
+                "cluster": "router-checks",
+                # A request may wait there for its turn.
+                "timeout": _seconds(config.queue.longest_s + _GRACE_S),
+            },
+            "authorization_response": {
+                "allowed_upstream_headers": _exactly(upstream),
+                "allowed_client_headers_on_success": _exactly(told),
+                "allowed_client_headers": _exactly(["content-type", "retry-after", "allow", "x-request-id"]),
+            },
+        },
+        "allowed_headers": _exactly([name for name in asked if name]),
+        "with_request_body": {"max_request_bytes": config.limits.max_body_bytes, "allow_partial_message": False},
+        "failure_mode_allow": False,
+        "status_on_error": {"code": _UNANSWERED},
+    }
+
+
+def _access_log() -> dict[str, Any]:
+    return {
+        "name": "envoy.access_loggers.http_grpc",
+        # Most of what happens is not the router's: only requests that it has decided.
+        "filter": {"header_filter": {"header": {"name": FLIGHT_HEADER, "present_match": True}}},
+        "typed_config": {
+            "@type": f"{_TYPE}extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
+            "common_config": {
+                "log_name": "stoker",
+                "transport_api_version": "V3",
+                "grpc_service": {"envoy_grpc": {"cluster_name": "router-grpc"}},
+                "buffer_flush_interval": "0.020s",
+                "buffer_size_bytes": 65536,
+            },
+            "additional_request_headers_to_log": [FLIGHT_HEADER],
+        },
+    }
+
+
+def _own_answers() -> list[dict[str, Any]]:
+    mappers = [
+        _mapper({"response_flag_filter": {"flags": flags}}, code, message)
+        for code, (flags, message) in _OWN_ANSWERS.items()
+    ]
+    real = [{"filter": _checked_as(said), "status_code": status} for status, said in STAND_INS.items()]
+    return [
+        *real,
+        *mappers,
+        _mapper(_status(413), "body_too_large", "the body is larger than this router takes; send less"),
+        {
+            **_mapper(_checked_as(_UNANSWERED), "unavailable", "the router does not answer; try again"),
+            "status_code": 503,
+            "headers_to_add": [{"header": {"key": "retry-after", "value": "1"}}],
+        },
+    ]
+
+
+def _checked_as(code: int) -> dict[str, Any]:
+    """A request that did not pass, for this status of its check."""
+    return {"and_filter": {"filters": [{"response_flag_filter": {"flags": ["UAEX"]}}, _status(code)]}}
+
+
+def _status(code: int) -> dict[str, Any]:
+    value = {"default_value": code, "runtime_key": f"stoker.status_{code}"}
+    return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}
+
+
+def _mapper(chosen: dict[str, Any], code: str, message: str) -> dict[str, Any]:
+    kind = "invalid_request_error" if code == "body_too_large" else "server_error"
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return {"filter": chosen, "body_format_override": {"json_format": {"error": error}}}
+
+
+# --- what it calls -----------------------------------------------------------------------------------------
+
+
+def _engines(config: RouterConfig) -> dict[str, Any]:
+    """Any engine, by the address in the decision's header."""
+    return {
+        "name": "engines",
+        "type": "ORIGINAL_DST",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "connect_timeout": _seconds(config.limits.connect_s),
+        "original_dst_lb_config": {"use_http_header": True, "http_header_name": ENDPOINT_HEADER},
+        "per_connection_buffer_limit_bytes": config.limits.max_body_bytes,
+        "circuit_breakers": _breakers(config.limits.max_in_flight),
+    }
+
+
+def _cluster(name: str, target: str, most: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": "STRICT_DNS",
+        "connect_timeout": "2s",
+        "circuit_breakers": _breakers(most),
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(name, target)}}]}],
+        },
+    }
+
+
+def _http2() -> dict[str, Any]:
+    options = f"{_TYPE}extensions.upstreams.http.v3.HttpProtocolOptions"
+    return {
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": options,
+                "explicit_http_config": {"http2_protocol_options": {}},
+            }
+        }
+    }
+
+
+def _breakers(most: int) -> dict[str, Any]:
+    # The router bounds what is in flight; Envoy's own bounds, 1024 each, would come before it.
+    names = ("max_connections", "max_pending_requests", "max_requests")
+    return {"thresholds": [dict.fromkeys(names, 2 * most)]}
+
+
+def _address(field: str, target: str) -> dict[str, Any]:
+    host, _, port = target.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise InvalidRequest.field(field, f"must be host:port with a port of its own, not {target!r}")
+    return {"socket_address": {"address": host.strip("[]"), "port_value": int(port)}}
+
+
+def _exactly(names: list[str]) -> dict[str, Any]:
+    return {"patterns": [{"exact": name, "ignore_case": True} for name in names]}
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}s"

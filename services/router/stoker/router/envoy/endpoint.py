@@ -1,0 +1,83 @@
+"""The router's side of Envoy, wired together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import grpc
+
+from stoker.common.errors import StokerError
+from stoker.router.config import RouterConfig
+from stoker.router.envoy import access_log
+from stoker.router.envoy.addresses import Addresses
+from stoker.router.envoy.check import Checks
+from stoker.router.envoy.flights import Flights, sweeping
+from stoker.router.envoy.protocol import Connections
+from stoker.router.routing import Router
+
+_SWEEP_S = 0.5
+_SPARE_CONNECTIONS = 256
+"""Beyond one a request in flight: those that get refused."""
+
+
+class EnvoyEndpoint:
+    """Answers the checks of an Envoy on a port of its own, and its access log on the router's gRPC port."""
+
+    def __init__(self, config: RouterConfig, router: Router) -> None:
+        self._listen = config.listen.ext_authz
+        self._view = router.view
+        self.flights = Flights(config.envoy.silence_s, time.monotonic, self._refused)
+        checks = Checks(router, self.flights, config.limits, Addresses(time.monotonic))
+        most = config.limits.max_in_flight + _SPARE_CONNECTIONS
+        self._connections = Connections(checks.decide, config.limits.max_body_bytes, most, time.monotonic)
+        self._server: asyncio.Server | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Take access logs there. Before the server starts."""
+        access_log.add_to(server, self.flights)
+
+    async def start(self) -> None:
+        """Listen. Raises StokerError when the address is taken or none."""
+        host, _, text = self._listen.rpartition(":")
+        if not host or not text.isdigit() or int(text) > 65_535:
+            raise StokerError(
+                f"listen.ext_authz is {self._listen!r}; write host:port, for example 127.0.0.1:7381",
+                reason="BAD_CONFIG",
+            )
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                self._connections.protocol, host.strip("[]"), int(text), backlog=1024
+            )
+        except OSError as error:
+            raise StokerError(
+                f"cannot listen on {self._listen}: {error}; choose another address (listen.ext_authz)",
+                reason="ADDRESS_IN_USE",
+            ) from error
+        self._sweeping = asyncio.create_task(
+            sweeping(self.flights, self._connections.sweep, _SWEEP_S), name="envoy flights"
+        )
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._server is not None  # noqa: S101
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Stop at once, and release all flights."""
+        if self._server is not None:
+            self._server.close()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeping
+        self._connections.close()
+        self.flights.close()
+
+    def _refused(self, replica: str) -> None:
+        target = self._view.targets.get(replica)
+        if target is not None:
+            self._view.reached(target, False)

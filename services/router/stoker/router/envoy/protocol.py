@@ -1,0 +1,270 @@
+"""HTTP/1.1 as Envoy speaks it to an authorization service, for as little work a request as Python allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import httptools
+
+from stoker.common.errors import Exhausted, InvalidRequest, StokerError
+from stoker.router import openai_errors
+from stoker.router.openai_errors import TooLarge
+
+_MOST_HEAD_BYTES = 64 * 1024
+_HELD_BODIES = 64
+"""The bytes of this many of the largest bodies are held at once, over all connections."""
+_BODY_S = 60.0
+
+STAND_INS = {status: status - 50 for status in (500, 501, 503, 504)}
+"""What is said for a status: Envoy takes any 5xx for a failed check and drops its body. It says the real one then."""
+
+_PHRASES = {200: b"OK"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request as it came to Envoy. Header names are in lower case; of several alike the first counts."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+    keep_alive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What to tell Envoy: 200 lets the request pass with these headers, anything else is for the client."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+    undo: Callable[[], None] | None = None
+    """To call where the answer cannot be delivered, or may not have been: harmless where it was."""
+
+    def encoded(self, *, close: bool = False) -> bytes:
+        """The whole response. A value never breaks a line: none is taken from a request unchecked."""
+        lines = [f"HTTP/1.1 {self.status} ".encode() + _PHRASES.get(self.status, b"Refused")]
+        lines += [f"{name}: {value}".encode("latin-1", "replace") for name, value in self.headers.items()]
+        lines.append(b"content-length: %d" % len(self.body))
+        if close:
+            lines.append(b"connection: close")
+        return b"\r\n".join(lines) + b"\r\n\r\n" + self.body
+
+
+def refusal(error: StokerError, headers: Mapping[str, str] | None = None) -> Answer:
+    """An error, in the form of the OpenAI API."""
+    status = openai_errors.status(error)
+    return Answer(
+        STAND_INS.get(status, status), {**(headers or {}), **openai_errors.headers(error)}, openai_errors.body(error)
+    )
+
+
+Decide = Callable[[Ask], Awaitable[Answer]]
+
+
+class Connections:
+    """All connections of one endpoint, and what they share: the bounds."""
+
+    def __init__(self, decide: Decide, max_body_bytes: int, max_connections: int, clock: Callable[[], float]) -> None:
+        self.decide = decide
+        self.clock = clock
+        self.max_body_bytes = max_body_bytes
+        self.max_held_bytes = _HELD_BODIES * max_body_bytes
+        self.max_connections = max_connections
+        self.held_bytes = 0
+        self.open: set[CheckProtocol] = set()
+
+    def protocol(self) -> CheckProtocol:
+        """For a connection that comes in."""
+        return CheckProtocol(self)
+
+    def sweep(self) -> None:
+        """Close those that have been sending one request for too long."""
+        late = self.clock() - _BODY_S
+        for each in [each for each in self.open if each.began is not None and each.began < late]:
+            each.abort()
+
+    def close(self) -> None:
+        """Close all."""
+        for each in list(self.open):
+            each.abort()
+
+
+class CheckProtocol(asyncio.Protocol):
+    """One connection. Requests are answered in the order they came, one at a time."""
+
+    def __init__(self, shared: Connections) -> None:
+        self.began: float | None = None
+        """When the request that is now arriving began; None between requests."""
+        self._shared = shared
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._asks: deque[Ask | Answer] = deque()
+        self._work: asyncio.Task[None] | None = None
+        self._deaf = False  # reads no more: a refusal is the last answer
+        self._held = 0
+        self._undo: Callable[[], None] | None = None  # of the last answer
+        self._reset()
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._headers: dict[str, str] = {}
+        self._pieces: list[bytes] = []
+        self._size = self._head_bytes = 0
+        self._in_head = True
+        self.began = None
+
+    # --- the transport -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A connection is there."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
+        if len(self._shared.open) >= self._shared.max_connections:
+            self.abort()
+            return
+        self._shared.open.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Envoy gives its checks up by closing: their flights end here."""
+        self._shared.open.discard(self)
+        self._transport = None
+        self._deaf = True
+        self._hold(-self._held)
+        self._asks.clear()
+        if self._work is not None:
+            self._work.cancel()
+        elif self._undo is not None:
+            self._undo()  # given up while the answer was on its way
+
+    def pause_writing(self) -> None:
+        """Answers are small: who lets them pile up does not read."""
+        self.abort()
+
+    def abort(self) -> None:
+        """Drop the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Something arrived."""
+        if self._deaf:
+            return
+        if self.began is None:
+            self.began = self._shared.clock()
+        if self._in_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._refuse(InvalidRequest("this is no HTTP/1.1 request that can be read here"))
+            return
+        if self._deaf:
+            return
+        if self._in_head and self._head_bytes > _MOST_HEAD_BYTES:
+            self._refuse(InvalidRequest(f"the headers are larger than {_MOST_HEAD_BYTES} bytes"))
+        elif len(self._asks) > 1 and self._transport is not None:
+            # Not for one: a check that is given up shows only to who goes on reading.
+            self._transport.pause_reading()
+
+    # --- the parser ----------------------------------------------------------------------------------------
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header."""
+        self._headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+
+    def on_headers_complete(self) -> None:
+        """The body follows."""
+        self._in_head = False
+        length = self._headers.get("content-length", "0")
+        # The parser has seen that it is a number, and the only one.
+        if len(length) > 20 or int(length) > self._shared.max_body_bytes:
+            self._refuse(self._too_large())
+
+    def on_body(self, piece: bytes) -> None:
+        """A piece of the body."""
+        if self._deaf:
+            return
+        self._size += len(piece)
+        self._hold(len(piece))
+        self._pieces.append(piece)
+        if self._size > self._shared.max_body_bytes:
+            self._refuse(self._too_large())
+        elif self._shared.held_bytes > self._shared.max_held_bytes:
+            self._refuse(
+                Exhausted(
+                    f"this router holds {self._shared.max_held_bytes} bytes of bodies, as many as it takes "
+                    f"({_HELD_BODIES} × limits.max_body_bytes); try again later",
+                    reason="TOO_MANY_REQUESTS",
+                    retry_after_s=1.0,
+                )
+            )
+
+    def on_message_complete(self) -> None:
+        """A whole request."""
+        if self._deaf:
+            return
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        method = self._parser.get_method().decode("latin-1")
+        keep_alive = self._parser.should_keep_alive()
+        self._enqueue(Ask(method, self._url.decode("latin-1"), self._headers, body, keep_alive))
+        self._deaf = not keep_alive
+        self._reset()
+
+    def _too_large(self) -> TooLarge:
+        limit = self._shared.max_body_bytes
+        return TooLarge(
+            f"the body is larger than {limit} bytes, the most this router takes (limits.max_body_bytes); send less"
+        )
+
+    # --- the answers ---------------------------------------------------------------------------------------
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        self._shared.held_bytes += size
+
+    def _refuse(self, error: StokerError) -> None:
+        """Answer in turn, then close: what follows cannot be told apart from the rest of this request."""
+        self._deaf = True
+        self._hold(-self._size)
+        self._reset()
+        self._enqueue(refusal(error))
+
+    def _enqueue(self, ask: Ask | Answer) -> None:
+        self._asks.append(ask)
+        if self._work is None:
+            self._work = asyncio.get_running_loop().create_task(self._answer_all())
+
+    async def _answer_all(self) -> None:
+        while self._asks:
+            ask = self._asks.popleft()
+            if isinstance(ask, Answer):
+                self._write(ask, close=True)
+                break
+            answer = await self._shared.decide(ask)
+            if self._transport is None or self._transport.is_closing():
+                if answer.undo is not None:
+                    answer.undo()
+                break
+            self._hold(-len(ask.body))
+            self._undo = answer.undo
+            self._write(answer, close=not ask.keep_alive)
+            if not ask.keep_alive:
+                break
+        self._work = None
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _write(self, answer: Answer, *, close: bool) -> None:
+        if self._transport is not None:
+            self._transport.write(answer.encoded(close=close))
+            if close:
+                self._transport.close()

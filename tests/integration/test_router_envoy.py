@@ -1,0 +1,218 @@
+"""Whole requests through a real Envoy, before the simulated engine: decided by the router, carried by Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from multidict import CIMultiDict
+
+from stoker.router.envoy.flights import Flights
+from tests.integration.test_router_openai_http import GREEDY, SLOW, Stack, stack
+from tests.support.engines import FAST
+from tests.support.envoy import envoy_or_skip, running_envoy
+from tests.support.router import eventually
+
+QUICK = ("envoy.report_s=0.05", "envoy.silence_s=2")
+EXT_AUTHZ = "listen.ext_authz=127.0.0.1:0"
+
+
+@contextlib.asynccontextmanager
+async def carried(
+    folder: Path, *settings: str, args: tuple[str, ...] = FAST, count: int = 1
+) -> AsyncIterator[tuple[Stack, str, Flights]]:
+    envoy_or_skip()
+    async with (
+        stack(folder, EXT_AUTHZ, *QUICK, *settings, args=args, count=count) as running,
+        running_envoy(running.app, folder, *QUICK, *settings) as url,
+    ):
+        assert running.app.envoy is not None
+        yield running, url, running.app.envoy.flights
+
+
+def idle(running: Stack, flights: Flights) -> bool:
+    """Whether nothing is counted anywhere any more."""
+    app = running.app
+    return not len(flights) and not app.router.in_flight and not any(t.in_flight for t in app.view.targets.values())
+
+
+async def test_a_request_is_decided_carried_and_accounted_for(tmp_path: Path) -> None:
+    async with carried(tmp_path, count=2) as (running, url, flights):
+        body = {**GREEDY, "prompt": "Once upon a time " * 40, "max_tokens": 3}
+        _, _, direct = await running.post("/v1/completions", body)
+        replicas = set()
+        for _ in range(3):
+            async with running.http.post(f"{url}/v1/completions", json=body, headers={"x-request-id": "mine"}) as got:
+                assert got.status == 200
+                assert got.headers["x-request-id"] == "mine"
+                assert got.headers["x-stoker-reason"]
+                replicas.add(got.headers["x-stoker-replica"])
+                assert (await got.json())["choices"][0]["text"] in direct.decode()
+        assert len(replicas) == 1, "the same prefix goes home"
+        await eventually(lambda: idle(running, flights), "all flights are released by the access log", 1.0)
+        assert running.app.router.decided("mine") is not None, "Explain knows it"
+
+
+async def test_a_stream_is_counted_while_it_runs_and_its_first_token_is_told(tmp_path: Path) -> None:
+    async with carried(tmp_path, args=SLOW) as (running, url, flights):
+        body = {**GREEDY, "prompt": "slowly", "max_tokens": 40, "stream": True}
+        async with running.http.post(f"{url}/v1/completions", json=body) as got:
+            await got.content.readany()
+            assert len(flights) == 1
+            assert running.app.router.in_flight == 1
+            await eventually(lambda: all(each.token_seen for each in flights.now()), "the first token is told", 2.0)
+            await asyncio.wait_for(got.read(), 60)
+        await eventually(lambda: idle(running, flights), "released at its end", 1.0)
+
+
+async def test_a_client_that_goes_is_released_and_so_is_the_engine(tmp_path: Path) -> None:
+    async with carried(tmp_path, args=SLOW) as (running, url, flights):
+        body = {**GREEDY, "prompt": "gone", "max_tokens": 400, "stream": True}
+        async with running.http.post(f"{url}/v1/completions", json=body) as got:
+            await got.content.readany()
+        await eventually(lambda: idle(running, flights), "released when the client left", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"model": "nobody", "prompt": "x"}, 404, b"model_not_found"),
+        ({"model": "tiny"}, 400, b'"prompt"'),
+        ({"model": "tiny", "prompt": "x", "max_tokens": 10_000_000}, 400, b"max_model_len"),
+    ],
+)
+async def test_refusals_are_the_routers_own(
+    tmp_path: Path, body: dict[str, object], status: int, says: bytes
+) -> None:
+    async with carried(tmp_path) as (running, url, flights):
+        async with running.http.post(f"{url}/v1/completions", json=body) as got:
+            assert got.status == status
+            assert got.content_type == "application/json"
+            assert says in await got.read()
+            assert got.headers["x-request-id"]
+        assert idle(running, flights)
+
+
+async def test_limits_of_tenants_hold_and_say_when_to_come_back(tmp_path: Path) -> None:
+    limited = "tenants.named={small: {requests_per_s: 0.5, burst_s: 2}}"
+    async with carried(tmp_path, limited) as (running, url, flights):
+        body = {**GREEDY, "prompt": "x", "max_tokens": 1}
+        statuses = []
+        for _ in range(2):
+            async with running.http.post(
+                f"{url}/v1/completions", json=body, headers={"x-stoker-tenant": "small"}
+            ) as got:
+                statuses.append((got.status, got.headers.get("Retry-After")))
+        assert statuses == [(200, None), (429, "2")]
+        await eventually(lambda: idle(running, flights), "released", 1.0)
+
+
+async def test_a_dead_engine_is_found_out_and_nothing_stays_counted(tmp_path: Path) -> None:
+    async with carried(tmp_path, "checks.interval_s=60") as (running, url, flights):
+        running.engines["tiny-0"].process.kill()
+        await running.engines["tiny-0"].process.wait()
+        async with running.http.post(f"{url}/v1/completions", json={**GREEDY, "prompt": "x"}) as got:
+            assert got.status == 503
+            assert b"engine_failed" in await got.read()
+        await eventually(lambda: idle(running, flights), "released", 1.0)
+        await eventually(
+            lambda: not running.app.view.targets["tiny-0"].reachable, "a refused connection is proof", 1.0
+        )
+
+
+async def test_a_killed_envoy_leaves_no_flight_behind(tmp_path: Path) -> None:
+    envoy_or_skip()
+    async with stack(tmp_path, EXT_AUTHZ, *QUICK, args=SLOW) as running:
+        assert running.app.envoy is not None
+        flights = running.app.envoy.flights
+        async with running_envoy(running.app, tmp_path, *QUICK) as url:
+            body = {**GREEDY, "prompt": "lost", "max_tokens": 400, "stream": True}
+            got = await running.http.post(f"{url}/v1/completions", json=body)
+            await got.content.readany()
+            assert len(flights) == 1
+        got.close()
+        await eventually(lambda: idle(running, flights), "released after a silence", 5.0)
+
+
+async def test_a_client_cannot_choose_the_engine_nor_name_a_flight(tmp_path: Path) -> None:
+    async with carried(tmp_path) as (running, url, flights):
+        spoofed = [
+            ("x-gateway-destination-endpoint", "127.0.0.1:1"),
+            ("X-Gateway-Destination-Endpoint", "127.0.0.1:2"),
+            ("x-stoker-flight", "0" * 24),
+            ("x-envoy-upstream-rq-timeout-ms", "1"),
+        ]
+        body = {**GREEDY, "prompt": "x", "max_tokens": 2, "user": "u" * 200_000}
+        async with running.http.post(f"{url}/v1/completions", json=body, headers=CIMultiDict(spoofed)) as got:
+            assert got.status == 200, await got.text()
+        await eventually(lambda: idle(running, flights), "released", 1.0)
+
+
+async def test_time_runs_out_as_the_caller_asked(tmp_path: Path) -> None:
+    async with carried(tmp_path, args=SLOW) as (running, url, flights):
+        body = {**GREEDY, "prompt": "x", "max_tokens": 400}
+        async with running.http.post(f"{url}/v1/completions", json=body, headers={"x-request-timeout": "0.5"}) as got:
+            assert got.status == 504
+            assert b"deadline_exceeded" in await got.read()
+        await eventually(lambda: idle(running, flights), "released", 1.0)
+
+
+async def test_who_waits_in_line_and_leaves_is_forgotten(tmp_path: Path) -> None:
+    async with carried(tmp_path, "routing.hold_s=0", args=SLOW) as (running, url, flights):
+        turns = running.app.router.turns
+
+        async def one() -> None:
+            body = {**GREEDY, "prompt": "a long one " * 300, "max_tokens": 4, "stream": True}
+            async with running.http.post(f"{url}/v1/completions", json=body) as got:
+                await got.read()
+
+        asking = [asyncio.create_task(one()) for _ in range(4)]
+        await eventually(lambda: len(turns) >= 1, "some wait")
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await eventually(lambda: not len(turns) and idle(running, flights), "nobody waits, nothing flies", 2.0)
+
+
+async def test_stop_waits_for_what_envoy_carries_and_refuses_what_comes(tmp_path: Path) -> None:
+    async with carried(tmp_path, args=SLOW) as (running, url, flights):
+        body = {**GREEDY, "prompt": "last", "max_tokens": 40, "ignore_eos": True, "stream": True}
+        async with running.http.post(f"{url}/v1/completions", json=body) as last:
+            await last.content.readany()
+            stopping = asyncio.create_task(running.app.stop())
+            await eventually(lambda: running.app.router.draining, "it drains")
+            async with running.http.post(f"{url}/v1/completions", json=body) as refused:
+                assert refused.status == 503
+                assert b"draining" in await refused.read()
+            assert not stopping.done()
+            assert (await last.read()).endswith(b"data: [DONE]\n\n")
+        await asyncio.wait_for(stopping, 10)
+        assert idle(running, flights)
+
+
+async def test_a_router_that_is_gone_lets_nobody_pass(tmp_path: Path) -> None:
+    async with carried(tmp_path) as (running, url, _):
+        envoy = running.app.envoy
+        assert envoy is not None
+        await envoy.close()
+        async with running.http.post(f"{url}/v1/completions", json={**GREEDY, "prompt": "x"}) as got:
+            assert (got.status, got.headers["Retry-After"]) == (503, "1")
+            assert b'"unavailable"' in await got.read()
+
+
+async def test_other_paths_go_to_the_router_unchecked(tmp_path: Path) -> None:
+    async with carried(tmp_path) as (running, url, _), running.http.get(f"{url}/v1/models") as got:
+        assert got.status == 200
+        assert (await got.json())["data"][0]["id"] == "tiny"
+
+
+async def test_a_body_beyond_the_bound_is_refused_in_the_form_of_the_api(tmp_path: Path) -> None:
+    async with carried(tmp_path, "limits.max_body_bytes=4096") as (running, url, flights):
+        body = {**GREEDY, "prompt": "x" * 8192}
+        async with running.http.post(f"{url}/v1/completions", json=body) as got:
+            assert got.status == 413
+            assert b"body_too_large" in await got.read()
+        assert idle(running, flights)

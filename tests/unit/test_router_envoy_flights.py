@@ -1,0 +1,159 @@
+"""Flights that Envoy carries: each is released once, however it ends or does not."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import Any, cast
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from stoker.api.envoy.v1 import access_log_pb2 as pb
+from stoker.router.envoy import access_log
+from stoker.router.envoy.flights import Ending, Flights
+from stoker.router.routing import Flight
+
+
+class Fake:
+    """What a flight is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.released = 0
+        self.decided: Any = self
+        self.target: Any = self
+        self.id = "tiny-0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("first_token", "served", "faulted", "erred"):
+            raise AttributeError(name)
+        return lambda: self.told.append(name)
+
+    def __exit__(self, *_: object) -> None:
+        self.released += 1
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.dead: list[str] = []
+        self.flights = Flights(10.0, lambda: self.now, self.dead.append)
+
+    def open(self, *, stream: bool = True) -> tuple[str, Fake]:
+        flight, held = Fake(), contextlib.ExitStack()
+        held.push(flight.__exit__)
+        return self.flights.open(cast(Flight, flight), held, "completions", stream=stream), flight
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        (Ending(200), ["served"]),
+        (Ending(400), []),
+        (Ending(500), ["erred"]),
+        (Ending(501), []),
+        (Ending(503, fault=True), ["faulted"]),
+        (Ending(200, fault=True), ["faulted"]),
+        (Ending(200, gone=True), []),
+        (Ending(0), []),
+    ],
+)
+def test_an_end_is_told_and_releases_once(world: World, ending: Ending, told: list[str]) -> None:
+    name, flight = world.open()
+    world.flights.ended(name, ending)
+    world.flights.ended(name, ending)
+    world.flights.drop(name)
+    assert (flight.told, flight.released, len(world.flights)) == (told, 1, 0)
+    assert not world.dead
+
+
+def test_a_refused_connection_is_passed_on(world: World) -> None:
+    name, _ = world.open()
+    world.flights.ended(name, Ending(503, fault=True, refused=True))
+    assert world.dead == ["tiny-0"]
+
+
+def test_the_first_token_of_a_stream_is_told_once_and_of_no_other(world: World) -> None:
+    (name, stream), (other, whole) = world.open(), world.open(stream=False)
+    for answered in (False, True, True):
+        world.flights.goes_on(name, answered=answered)
+        world.flights.goes_on(other, answered=answered)
+    assert (stream.told, whole.told) == (["first_token"], [])
+
+
+def test_silence_ends_a_flight_and_a_word_keeps_it(world: World) -> None:
+    (_, silent), (name, heard) = world.open(), world.open()
+    world.now += 9
+    world.flights.goes_on(name, answered=False)
+    world.flights.sweep()
+    world.now += 2
+    world.flights.sweep()
+    assert (silent.released, heard.released) == (1, 0)
+
+
+def test_what_may_not_have_arrived_is_undone_unless_envoy_told_of_it(world: World) -> None:
+    (lost, never), (known, begun) = world.open(), world.open()
+    world.flights.goes_on(known, answered=False)
+    for name in (lost, known, lost):
+        world.flights.undo(name)
+    assert (never.released, begun.released) == (1, 0)
+
+
+def test_strangers_end_nothing(world: World) -> None:
+    _, flight = world.open()
+    for name in ("", "0" * 24, "\xff"):
+        world.flights.ended(name, Ending(200))
+        world.flights.goes_on(name, answered=True)
+    assert (flight.told, flight.released) == ([], 0)
+
+
+def test_close_releases_all(world: World) -> None:
+    opened = [world.open()[1] for _ in range(5)]
+    world.flights.close()
+    assert [flight.released for flight in opened] == [1] * 5
+
+
+def entry(name: str, kind: Any = pb.ACCESS_LOG_TYPE_DOWNSTREAM_END, **common: Any) -> pb.HttpEntry:
+    return pb.HttpEntry(
+        common_properties=pb.Common(access_log_type=kind, **common),
+        request=pb.RequestProperties(request_headers={access_log.FLIGHT_HEADER: name}),
+    )
+
+
+def test_entries_under_way_do_not_end_a_flight(world: World) -> None:
+    name, flight = world.open()
+    access_log.take(entry(name, pb.ACCESS_LOG_TYPE_DOWNSTREAM_PERIODIC), world.flights)
+    assert flight.told == []
+    first = Duration(nanos=5)
+    access_log.take(
+        entry(name, pb.ACCESS_LOG_TYPE_DOWNSTREAM_PERIODIC, time_to_first_upstream_rx_byte=first), world.flights
+    )
+    assert (flight.told, flight.released) == (["first_token"], 0)
+    access_log.take(entry(name), world.flights)
+    assert flight.released == 1
+
+
+def test_a_failed_connection_is_a_fault_and_a_refused_one_is_proof(world: World) -> None:
+    (one, silent), (two, dead) = world.open(), world.open()
+    flags = pb.ResponseFlags(upstream_connection_failure=True)
+    access_log.take(entry(one, response_flags=flags), world.flights)
+    assert (silent.told, world.dead) == (["faulted"], [])
+    says = "delayed connect error: Connection refused"
+    access_log.take(entry(two, response_flags=flags, upstream_transport_failure_reason=says), world.flights)
+    assert (dead.told, world.dead) == (["faulted"], ["tiny-0"])
+
+
+def test_bytes_of_anybody_never_raise_and_never_end_a_flight(world: World) -> None:
+    _, flight = world.open()
+    rng = random.Random(7)
+    for _ in range(2000):
+        message = access_log.decoded(rng.randbytes(rng.randrange(64)))
+        for each in message.http_logs.log_entry:
+            access_log.take(each, world.flights)
+    assert flight.released == 0
