@@ -102,16 +102,16 @@ async def test_what_the_buffer_no_longer_holds_is_said_to_be_lost(endpoint: KvEn
 
 
 async def test_a_gap_without_replay_is_lost_and_the_rest_goes_on(endpoint: KvEndpoint) -> None:
-    with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
+    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
+        publisher.rcvtimeo = 10_000
         publisher.connect(endpoint.events)
         # The replay port is dead: nothing binds it.
         async with KvEventStream(endpoint, replay_timeout_s=0.05, quiet_s=QUIET_S) as stream:
             items = aiter(stream)
             first = asyncio.ensure_future(anext(items))
             source = _payloads(3)
-            while not first.done():  # a subscription takes effect some time after the connection
-                publisher.send_multipart([b"", (0).to_bytes(8, "big"), source[0]])
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(publisher.recv)  # the subscription: what is sent from here on arrives
+            publisher.send_multipart([b"", (0).to_bytes(8, "big"), source[0]])
             assert said(await first) == 0
             publisher.send_multipart([b"", (2).to_bytes(8, "big"), source[2]])
             assert await take(items, 2) == [Lost(1, 1), 2]
