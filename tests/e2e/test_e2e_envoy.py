@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.envoy import envoy_or_skip
 from tests.support.stack import Cli
 
 pytestmark = pytest.mark.e2e
@@ -21,7 +20,6 @@ _ROUTED_S = 30.0
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Iterator[Cli]:
-    envoy_or_skip()
     command = Cli(tmp_path / "home")
     yield command
     command.run("down", timeout_s=90)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -54,8 +53,6 @@ async def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[RunningEngine]:
     kind: str = request.param
-    if kind == "vllm" and importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed")
     args = [
         *("--num-gpu-blocks-override", str(BLOCKS)),
         *("--max-model-len", str(MAX_LEN)),

@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 from stoker.router.envoy.flights import Flights
 from tests.integration.test_router_openai_http import GREEDY, SLOW, Stack, stack
 from tests.support.engines import FAST
-from tests.support.envoy import envoy_or_skip, running_envoy
+from tests.support.envoy import running_envoy
 from tests.support.router import eventually
 
 QUICK = ("envoy.report_s=0.05", "envoy.silence_s=2")
@@ -24,7 +24,6 @@ EXT_AUTHZ = "listen.ext_authz=127.0.0.1:0"
 async def carried(
     folder: Path, *settings: str, args: tuple[str, ...] = FAST, count: int = 1
 ) -> AsyncIterator[tuple[Stack, str, Flights]]:
-    envoy_or_skip()
     async with (
         stack(folder, EXT_AUTHZ, *QUICK, *settings, args=args, count=count) as running,
         running_envoy(running.app, folder, *QUICK, *settings) as url,
@@ -124,7 +123,6 @@ async def test_a_dead_engine_is_found_out_and_nothing_stays_counted(tmp_path: Pa
 
 
 async def test_a_killed_envoy_leaves_no_flight_behind(tmp_path: Path) -> None:
-    envoy_or_skip()
     async with stack(tmp_path, EXT_AUTHZ, *QUICK, args=SLOW) as running:
         assert running.app.envoy is not None
         flights = running.app.envoy.flights

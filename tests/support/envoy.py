@@ -10,10 +10,8 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
-import pytest
 
 from stoker.common.config import load
-from stoker.common.errors import StokerError
 from stoker.local.ports import PortPicker
 from stoker.local.process import last_lines
 from stoker.router.app import RouterApp
@@ -22,14 +20,6 @@ from stoker.router.envoy.binary import binary
 from stoker.router.envoy.bootstrap import bootstrap
 
 _START_S = 30.0
-
-
-def envoy_or_skip() -> Path:
-    """Where Envoy is; skips the test where it is not installed."""
-    try:
-        return binary()
-    except StokerError as error:
-        pytest.skip(error.message)
 
 
 def as_it_listens(app: RouterApp, *settings: str) -> RouterConfig:
@@ -42,7 +32,7 @@ def as_it_listens(app: RouterApp, *settings: str) -> RouterConfig:
 @contextlib.asynccontextmanager
 async def running_envoy(app: RouterApp, folder: Path, *settings: str) -> AsyncIterator[str]:
     """An Envoy that asks this router; its base URL."""
-    program, port = envoy_or_skip(), PortPicker().pick()
+    program, port = binary(), PortPicker().pick()
     file = folder / "envoy.json"
     file.write_bytes(msgspec.json.encode(bootstrap(as_it_listens(app, *settings), f"127.0.0.1:{port}")))
     argv = [str(program), "-c", str(file), "--disable-hot-restart", "-l", "warn", "--concurrency", "1"]

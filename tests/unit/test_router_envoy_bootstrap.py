@@ -14,8 +14,8 @@ import yaml
 from stoker.common.config import load
 from stoker.common.errors import InvalidRequest
 from stoker.router.config import RouterConfig
+from stoker.router.envoy.binary import binary
 from stoker.router.envoy.bootstrap import bootstrap
-from tests.support.envoy import envoy_or_skip
 
 ROOT = Path(__file__).resolve().parents[2]
 AT = "127.0.0.1:7480"
@@ -97,6 +97,6 @@ def test_the_command_prints_it() -> None:
 def test_envoy_takes_it(tmp_path: Path, settings: tuple[str, ...]) -> None:
     file = tmp_path / "envoy.json"
     file.write_bytes(msgspec.json.encode(made(*settings)))
-    argv = [str(envoy_or_skip()), "--mode", "validate", "-l", "error", "-c", str(file)]
+    argv = [str(binary()), "--mode", "validate", "-l", "error", "-c", str(file)]
     checked = subprocess.run(argv, capture_output=True, check=False, timeout=60)
     assert checked.returncode == 0, checked.stderr.decode()
