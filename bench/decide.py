@@ -15,7 +15,6 @@ from time import perf_counter
 
 from stoker.common.blocks import block_keys, root_key
 from stoker.router.core import (
-    STOKER,
     AdmissionQueue,
     BlockIndex,
     Delta,
@@ -99,11 +98,11 @@ def grants(replicas: int, idle: int) -> dict[str, object]:
         fleet.overhear(Dispatched(name, (), 50_000, 0), NOW, NOW)
     queue = AdmissionQueue(64, fleet.fairness)
     for request in requests[:32]:
-        queue.join(request, fleet, NOW, policy=STOKER)
+        queue.join(request, fleet, NOW)
 
     def grant(number: int) -> None:
         if queue.grant(fleet, NOW, rng) is not None:
-            queue.join(requests[number % PROMPTS], fleet, NOW, policy=STOKER)
+            queue.join(requests[number % PROMPTS], fleet, NOW)
 
     what = f"grant, 32 waiting, {idle} of {replicas} replicas with room"
     return {"what": what, **measure(grant, 300)}

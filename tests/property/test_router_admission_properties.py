@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.common.errors import Exhausted
-from stoker.router.core import STOKER, AdmissionQueue, Fairness, Fleet, Replica, Request, RoutingConfig
+from stoker.router.core import AdmissionQueue, Fairness, Fleet, Replica, Request, RoutingConfig
 
 SLACK = 3_000.0
 requests = st.builds(
@@ -46,7 +46,7 @@ def test_each_request_ends_once_and_nothing_is_left(steps: list[Request | str], 
         now = 0.01 * number
         if isinstance(step, Request):
             try:
-                waiting[queue.join(step, made, now, policy=STOKER)] = step
+                waiting[queue.join(step, made, now)] = step
             except Exhausted:
                 assert len(queue) == limit
         elif step == "end" and flights:
@@ -77,7 +77,7 @@ def test_no_tenant_that_waits_falls_behind_by_more_than_the_slack_and_a_request(
         tenant = rng.choice("ab")
         left[tenant] += 1
         request = Request((), size, tenant=tenant)
-        tenant_of[queue.join(request, made, 0.0, policy=STOKER)] = tenant
+        tenant_of[queue.join(request, made, 0.0)] = tenant
     while (grant := queue.grant(made, 0.0, rng)) is not None:
         left[tenant_of[grant.ticket]] -= 1
         if all(left.values()):

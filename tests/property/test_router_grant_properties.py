@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.router.core import (
-    STOKER,
     AdmissionQueue,
     Decision,
     Dispatched,
@@ -59,7 +58,7 @@ def test_a_grant_is_what_asking_all_would_give(seed: int, count: int) -> None:
     waiting: dict[int, tuple[Request, float]] = {}
     for _ in range(count):
         request, since = prompt(rng), NOW - rng.choice([0.0, 0.1, 3.0, 20.0])
-        waiting[queue.join(request, fleet, NOW, policy=STOKER, since=since)] = (request, since)
+        waiting[queue.join(request, fleet, NOW, since=since)] = (request, since)
     while (grant := queue.grant(fleet, NOW, Random(0))) is not None:
         assert grant.decision is not None
         wanted = asking_all(waiting, fleet)

@@ -9,7 +9,6 @@ import pytest
 
 from stoker.common.errors import Exhausted, Unavailable
 from stoker.router.core import (
-    STOKER,
     AdmissionQueue,
     Dispatched,
     Fairness,
@@ -44,7 +43,7 @@ def send(made: Fleet, request: Request, now: float) -> int:
 
 
 def join(queue: AdmissionQueue, made: Fleet, request: Request, now: float, since: float | None = None) -> int:
-    return queue.join(request, made, now, policy=STOKER, since=since)
+    return queue.join(request, made, now, since=since)
 
 
 def test_a_replica_takes_its_first_prefill_whatever_its_size_and_then_no_more_until_the_first_token() -> None:

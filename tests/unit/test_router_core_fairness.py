@@ -8,7 +8,6 @@ import pytest
 
 from stoker.common.errors import Exhausted
 from stoker.router.core import (
-    STOKER,
     AdmissionQueue,
     Fairness,
     Fleet,
@@ -33,7 +32,7 @@ def ask(tenant: str, tokens: int = 1_000, priority: int = 0, weight: float = 1.0
 
 
 def join(queue: AdmissionQueue, made: Fleet, request: Request, now: float = 0.0) -> int:
-    return queue.join(request, made, now, policy=STOKER)
+    return queue.join(request, made, now)
 
 
 def order(queue: AdmissionQueue, made: Fleet, now: float = 0.0) -> list[int]:

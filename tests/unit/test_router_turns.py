@@ -51,7 +51,7 @@ class World:
             self.sent.append(Sent(self.pool, decision, flight))
             return self.sent[-1]
 
-        return asyncio.create_task(self.turns.wait(self.pool, request, core.STOKER, depart, since))
+        return asyncio.create_task(self.turns.wait(self.pool, request, depart, since))
 
     def occupy(self) -> int:
         request = self.request(99)
@@ -182,7 +182,7 @@ async def test_an_error_of_one_that_departs_is_its_own() -> None:
     def gone(decision: core.Decision) -> Sent:
         raise Unavailable("just left")
 
-    lost = asyncio.create_task(here.turns.wait(here.pool, here.request(1, 1), core.STOKER, gone, None))
+    lost = asyncio.create_task(here.turns.wait(here.pool, here.request(1, 1), gone, None))
     kept = here.wait(2)
     await settle()
     here.end(flight)

@@ -55,7 +55,7 @@ class RouterSite:
             decision = decide(request, self.fleet, now, self.rng, policy=self.policy, explain=True)
             if self.policy == ROUND_ROBIN or not self.fleet.busy(decision.replica, now):
                 return self._within_bound(decision), 0
-        return None, self.queue.join(request, self.fleet, now, policy=self.policy)
+        return None, self.queue.join(request, self.fleet, now)
 
     def grant(self, now: float) -> tuple[Decision, int] | None:
         """The next request that may go, with its ticket."""

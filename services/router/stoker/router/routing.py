@@ -47,16 +47,16 @@ class Flight:
 
     __slots__ = ("_clock", "_id", "_leave", "_outcome", "_router", "decided", "moved")
 
-    def __init__(self, router: Router, decided: Decided, clock: Callable[[], float]) -> None:
+    def __init__(self, router: Router, decided: Decided) -> None:
         self._router = router
-        self._clock = clock
+        self._clock = router.clock
         self._outcome = core.Outcome.CALLER
         self._leave: Callable[[], None] | None = None
         self.decided = decided
         self.moved = False
         """Its replica was found dead, and a retry is taken for it."""
         fleet = decided.plan.pool.fleet
-        self._id = fleet.dispatch(decided.plan.request, decided.decision, clock())
+        self._id = fleet.dispatch(decided.plan.request, decided.decision, self._clock())
         decided.target.in_flight += 1
 
     def first_token(self) -> None:
@@ -220,7 +220,7 @@ class Router:
             return self.fly(_decided(plan, decision, self.clock()), request_id)
 
         request = _request(plan, tried)
-        return await self.turns.wait(pool, request, plan.policy, depart, since if tried else None)
+        return await self.turns.wait(pool, request, depart, since if tried else None)
 
     def fly(self, decided: Decided, request_id: str) -> Flight:
         """Count a decision as taken and its request as sent."""
@@ -231,7 +231,7 @@ class Router:
         if decided.plan.source != NONE:
             self._announce(decided)
         self._remember(request_id, decided)
-        return Flight(self, decided, self.clock)
+        return Flight(self, decided)
 
     def _remember(self, request_id: str, decided: Decided) -> None:
         before = self._decided.pop(request_id, None)

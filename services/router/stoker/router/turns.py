@@ -67,7 +67,6 @@ class Turns:
         self,
         pool: Pool,
         request: core.Request,
-        policy: str,
         depart: Callable[[core.Decision], F],
         since: float | None,
     ) -> F:
@@ -80,7 +79,7 @@ class Turns:
         line = self._lines.get(pool) or _Line(
             core.AdmissionQueue(self._config.limit, pool.fleet.fairness, self._config.longest_s), {}
         )
-        ticket = line.queue.join(request, pool.fleet, joined, policy=policy, since=since)
+        ticket = line.queue.join(request, pool.fleet, joined, since=since)
         self._lines[pool] = line
         turn: asyncio.Future[F] = asyncio.get_running_loop().create_future()
         line.waiting[ticket] = _Waiting(depart, turn)

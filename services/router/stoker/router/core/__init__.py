@@ -12,7 +12,7 @@ How a router uses it (all times are its own monotonic seconds):
     request = Request(keys, prompt_tokens, block_size, …)
     decision = decide(request, fleet, now, rng, policy="stoker", explain=False)   # raises Unavailable
     if fleet.busy(decision.replica, now):               # it waits, and others before it
-        ticket = queue.join(request, fleet, now, policy="stoker")                 # raises Exhausted
+        ticket = queue.join(request, fleet, now)                                  # raises Exhausted
         while (grant := queue.grant(fleet, now, rng)): …  # whenever something ended or changed: dispatch each
     flight = fleet.dispatch(request, decision, now)
     told = Dispatched.of(request, decision)             # for the other routers, which note it by

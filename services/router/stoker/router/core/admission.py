@@ -11,12 +11,11 @@ room, the next kind is asked: room is never left idle for order's sake.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from random import Random
-from typing import Protocol
 
 from stoker.common.errors import Exhausted, StokerError
 from stoker.router.core.decide import decide
@@ -44,12 +43,10 @@ class Grant:
 class _Waiting:
     ticket: int
     request: Request
-    policy: str
     since: float
 
 
-class _Chooser(Protocol):
-    def __call__(self, request: Request, *, policy: str) -> Decision: ...
+_Choose = Callable[[Request], Decision]
 
 
 class AdmissionQueue:
@@ -73,7 +70,7 @@ class AdmissionQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def join(self, request: Request, fleet: Fleet, now: float, *, policy: str, since: float | None = None) -> int:
+    def join(self, request: Request, fleet: Fleet, now: float, *, since: float | None = None) -> int:
         """Wait; returns a ticket. `since` is when it first came, for one that was sent already and came back.
 
         Raises Exhausted (reason QUEUE_FULL), with the time in which those that wait can be computed; not for one that
@@ -83,7 +80,7 @@ class AdmissionQueue:
             self._make_room(request.tenant, self._full(fleet))
         ticket = self._next
         self._next += 1
-        waiting = _Waiting(ticket, request, policy, now if since is None else since)
+        waiting = _Waiting(ticket, request, now if since is None else since)
         band = self._bands.setdefault(request.priority, {})
         if request.tenant not in band:
             self._fairness.arrive(request.tenant, band)
@@ -144,15 +141,15 @@ class AdmissionQueue:
         free = frozenset(name for name in able if not fleet.busy(name, now))
         if able and not free:
             return None
-        chooser = partial(decide, fleet=fleet, now=now, rng=rng, explain=explain)
+        choose = partial(decide, fleet=fleet, now=now, rng=rng, explain=explain)
         first = self._first()
         for group in (*first, self._others()):
-            granted = self._shortest(group, fleet, now, chooser)
+            granted = self._shortest(group, fleet, now, choose)
             if granted is not None:
                 return granted
-        return self._spilled(chain.from_iterable(first), free, fleet, now, chooser)
+        return self._spilled(chain.from_iterable(first), free, fleet, now, choose)
 
-    def _shortest(self, group: list[_Waiting], fleet: Fleet, now: float, chooser: _Chooser) -> Grant | None:
+    def _shortest(self, group: list[_Waiting], fleet: Fleet, now: float, choose: _Choose) -> Grant | None:
         """Of those whose replica has room, the one that has least to compute there."""
         best: tuple[float, _Waiting, Decision] | None = None
         for waiting in group:
@@ -160,7 +157,7 @@ class AdmissionQueue:
             if best is not None and best[0] <= -head_start:
                 continue  # not even a prompt with nothing to compute would go before
             try:
-                decision = chooser(waiting.request, policy=waiting.policy)
+                decision = choose(waiting.request)
             except Exception as error:  # noqa: BLE001 - it is the waiter's, not that of whoever made room
                 self.leave(waiting.ticket)
                 return Grant(waiting.ticket, error=error)
@@ -173,7 +170,7 @@ class AdmissionQueue:
         return None if best is None else self._granted(best[1], best[2])
 
     def _spilled(
-        self, line: Iterable[_Waiting], free: frozenset[str], fleet: Fleet, now: float, chooser: _Chooser
+        self, line: Iterable[_Waiting], free: frozenset[str], fleet: Fleet, now: float, choose: _Choose
     ) -> Grant | None:
         """Of those who have waited as long as a miss costs, the first that a replica can take which nobody wants.
 
@@ -190,7 +187,7 @@ class AdmissionQueue:
             if fleet.config.miss_weight * request.prompt_tokens > rate * (now - waiting.since):
                 continue
             try:
-                decision = chooser(replace(request, exclude=request.exclude | elsewhere), policy=waiting.policy)
+                decision = choose(replace(request, exclude=request.exclude | elsewhere))
             except StokerError:
                 continue  # none of these can serve it
             if not decision.over_bound:
