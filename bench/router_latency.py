@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from stoker.local.model import cached
 from tests.support.engines import TINY, running_engine
-from tests.support.router import eventually, replica, running_router, tell, tokenizer_of
+from tests.support.router import replica, running_router, tell, tokenizer_of
+from tests.support.waiting import eventually
 
 KINDS = {
     "completion": ("/v1/completions", False),
@@ -89,7 +90,8 @@ def body(kind: str, text: str) -> bytes:
 
 
 async def measure(ports: dict[str, int], kind: str, options: argparse.Namespace) -> dict[str, object]:
-    rng = random.Random(options.seed)
+    # Prompts of its own: the router remembers the tokens of those that it has seen.
+    rng = random.Random(f"{options.seed} {kind}")
     clients = {name: Client(port) for name, port in ports.items()}
     for client in clients.values():
         await client.open()

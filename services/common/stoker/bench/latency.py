@@ -81,9 +81,11 @@ async def measure(bench: Bench, *, requests: int, prompt_bytes: int, seed: int, 
         times: dict[str, list[float]] = {path: [] for path in paths}
         firsts: dict[str, list[float]] = {path: [] for path in paths}
         for number in range(requests + _DISCARDED):
-            for path in rng.sample(list(paths), len(paths)):
+            for place, path in enumerate(rng.sample(list(paths), len(paths))):
+                # No prompt twice: the router remembers the tokens of those that it has seen.
+                prompt = f"{stem} {number * len(paths) + place:07d}"
                 began = time.perf_counter()
-                first = await paths[path](f"{stem} {number:07d}")
+                first = await paths[path](prompt)
                 firsts[path].append((first - began) * 1000)
                 times[path].append((time.perf_counter() - began) * 1000)
             if number % 20 == 0:
