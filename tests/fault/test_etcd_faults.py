@@ -28,7 +28,8 @@ from stoker.etcd import (
     Watch,
     WatchTimes,
 )
-from tests.support.etcd import EtcdCluster, EtcdServer, eventually
+from tests.support.etcd import EtcdCluster, EtcdServer
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.fault
 
@@ -77,7 +78,7 @@ class View:
                 self.task.result()
             return self.state == truth
 
-        await eventually(same, within_s)
+        await eventually(same, "the view is the store", within_s)
         assert self.snapshots == 1, "never cleared and filled again"
 
     def versions(self, key: str) -> list[int]:

@@ -16,8 +16,9 @@ from stoker.api.registry.v1 import records_pb2
 from stoker.common.errors import StokerError
 from stoker.registry.client import FleetView, RegistryClient
 from tests.support.deciders import TTL_S, DeciderProcess, ObedientAgent
-from tests.support.etcd import EtcdServer, eventually
+from tests.support.etcd import EtcdServer
 from tests.support.registry import RegistryProcess, Watcher, node, spec
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.fault
 

@@ -15,7 +15,7 @@ from stoker.api.registry.v1 import records_pb2
 from stoker.etcd import EtcdClient
 from stoker.registry.client import Leadership, RegistryClient, SourceChanged
 from stoker.registry.core import keys
-from tests.support.etcd import EtcdCluster, EtcdServer, eventually
+from tests.support.etcd import EtcdCluster, EtcdServer
 from tests.support.registry import (
     Agent,
     RegistryProcess,
@@ -26,6 +26,7 @@ from tests.support.registry import (
     node,
     spec,
 )
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.fault
 

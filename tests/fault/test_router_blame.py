@@ -18,7 +18,8 @@ from aiohttp import web
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.common import rpc
 from stoker.router.app import RouterApp
-from tests.support.router import eventually, replica, running_router, tell
+from tests.support.router import replica, running_router, tell
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.fault
 

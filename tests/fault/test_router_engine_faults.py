@@ -14,7 +14,8 @@ import pytest
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from tests.integration.test_router_openai_http import SLOW, Stack, stack
 from tests.support.engines import spawn, terminate, wait_serving
-from tests.support.router import eventually, replica, running_router, tell
+from tests.support.router import replica, running_router, tell
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.fault
 

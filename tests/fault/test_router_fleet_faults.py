@@ -17,7 +17,7 @@ from stoker.common import rpc
 from tests.support.agents import until
 from tests.support.etcd import EtcdServer
 from tests.support.fleet import Fleet, running_fleet
-from tests.support.router import eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.fault
 

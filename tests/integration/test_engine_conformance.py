@@ -21,7 +21,7 @@ from stoker.node_agent.engine.stream import KvEventStream, Received
 from stoker.sim_engine.core.blocks import BlockPool, TokenSequence
 from stoker.sim_engine.tokenizer import Tokenizer
 from tests.support.engines import TINY, RunningEngine, running_engine
-from tests.support.etcd import eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -300,7 +300,7 @@ async def test_metrics_say_everything_that_load_holds(engine: RunningEngine) -> 
         now = await engine.client.load()
         return now.generation_tokens == (before.generation_tokens or 0) + 8
 
-    await eventually(counted, 5)
+    await eventually(counted, within_s=5)
     after = await engine.client.load()
     assert not [name for name, value in vars(after).items() if value is None]
     assert (after.running, after.waiting, after.kv_cache_usage) == (0, 0, 0.0)
@@ -333,10 +333,10 @@ async def test_a_client_that_leaves_frees_its_blocks(engine: RunningEngine, stre
     async with aiohttp.ClientSession() as session:
         body = {"model": engine.model, "prompt": prompt_of(8, 100), "max_tokens": 900, "ignore_eos": True}
         call = asyncio.create_task(_read(session, engine.url + "/v1/completions", {**body, "stream": streamed}))
-        await eventually(lambda: running(1), 5)
+        await eventually(lambda: running(1), within_s=5)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-    await eventually(lambda: running(0), 2)
+    await eventually(lambda: running(0), within_s=2)
     after = await engine.client.load()
     assert after.kv_cache_usage == 0.0
     assert _grew(before, after.generation_tokens) < 900

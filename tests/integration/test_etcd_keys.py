@@ -24,7 +24,8 @@ from stoker.etcd import (
     Target,
     Tls,
 )
-from tests.support.etcd import EtcdServer, eventually, free_port
+from tests.support.etcd import EtcdServer, free_port
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

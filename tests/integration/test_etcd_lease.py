@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from stoker.etcd import EtcdClient, LeaseLost
-from tests.support.etcd import EtcdServer, eventually
+from tests.support.etcd import EtcdServer
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

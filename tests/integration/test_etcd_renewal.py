@@ -9,7 +9,8 @@ import pytest
 
 from stoker.etcd import Delta, EtcdClient, Snapshot, Tls, Watch, WatchTimes, transport
 from tests.support.certificates import Authority, Files
-from tests.support.etcd import EtcdServer, eventually
+from tests.support.etcd import EtcdServer
+from tests.support.waiting import eventually
 
 
 def secured(folder: Path, files: Files) -> EtcdServer:

@@ -17,8 +17,9 @@ from stoker.registry.client import FleetView, RegistryClient
 from stoker.scaler import app as scaler_app
 from stoker.scaler.config import ScalerConfig
 from tests.support.deciders import TTL_S, ObedientAgent, planner_status, running
-from tests.support.etcd import EtcdServer, eventually, free_port
+from tests.support.etcd import EtcdServer, free_port
 from tests.support.registry import RegistryUnderTest, Watcher, config, node, spec
+from tests.support.waiting import eventually
 
 LOOP = LoopConfig(leader_ttl_s=TTL_S, tick_s=0.1)
 

@@ -16,8 +16,9 @@ from stoker.common.errors import Code, StokerError
 from stoker.etcd import EtcdClient
 from stoker.registry.client import RegistryClient
 from stoker.registry.core import keys
-from tests.support.etcd import EtcdServer, eventually
+from tests.support.etcd import EtcdServer
 from tests.support.registry import Agent, RegistryUnderTest, Watcher, assignment, config, node
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

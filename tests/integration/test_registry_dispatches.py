@@ -17,8 +17,9 @@ from stoker.common import rpc
 from stoker.common.blocks import pack_keys, unpack_keys
 from stoker.registry.client import DispatchAnnouncer, DispatchesSeen
 from stoker.registry.core import rendezvous
-from tests.support.etcd import EtcdServer, eventually, free_port
+from tests.support.etcd import EtcdServer, free_port
 from tests.support.registry import RegistryUnderTest, Watcher, config, two_registries
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import pytest
 from stoker.etcd import EtcdClient
 from stoker.registry.client import Connected, RegistryClient, ReportSession
 from stoker.registry.core import keys
-from tests.support.etcd import EtcdServer, eventually
+from tests.support.etcd import EtcdServer
 from tests.support.registry import Agent, RegistryUnderTest, Watcher, assignment, node, two_registries
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

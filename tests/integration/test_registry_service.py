@@ -19,7 +19,7 @@ from stoker.etcd import EtcdClient
 from stoker.registry.client import FleetWatch, Leadership, RegistryClient, SourceChanged, Superseded
 from stoker.registry.core import keys
 from stoker.registry.nodes import NodeStore
-from tests.support.etcd import EtcdServer, eventually
+from tests.support.etcd import EtcdServer
 from tests.support.registry import (
     ALL_TOPICS,
     Agent,
@@ -34,6 +34,7 @@ from tests.support.registry import (
     status,
     two_registries,
 )
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

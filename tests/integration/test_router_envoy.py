@@ -14,7 +14,7 @@ from stoker.router.envoy.flights import Flights
 from tests.integration.test_router_openai_http import GREEDY, SLOW, Stack, stack
 from tests.support.engines import FAST
 from tests.support.envoy import running_envoy
-from tests.support.router import eventually
+from tests.support.waiting import eventually
 
 QUICK = ("envoy.report_s=0.05", "envoy.silence_s=2")
 EXT_AUTHZ = "listen.ext_authz=127.0.0.1:0"

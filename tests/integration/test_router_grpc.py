@@ -19,7 +19,8 @@ from stoker.common import rpc
 from tests.support.agents import until
 from tests.support.etcd import EtcdServer
 from tests.support.fleet import Fleet, all_ready, running_fleet
-from tests.support.router import eventually, running_router
+from tests.support.router import running_router
+from tests.support.waiting import eventually
 
 Responses = list[inference_pb2.GenerateResponse]
 

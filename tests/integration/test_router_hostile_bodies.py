@@ -20,7 +20,8 @@ import pytest
 from stoker.local.model import cached
 from stoker.router.app import RouterApp
 from tests.support.engines import FAST, TINY, running_engine
-from tests.support.router import eventually, replica, running_router, tell, tokenizer_of
+from tests.support.router import replica, running_router, tell, tokenizer_of
+from tests.support.waiting import eventually
 
 BODY = 16 * 1024 * 1024
 YARDSTICK = b"[" + b"0," * 6_000_000 + b"0]"

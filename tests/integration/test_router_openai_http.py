@@ -21,7 +21,8 @@ from stoker.api.registry.v1 import records_pb2
 from stoker.local.model import cached
 from stoker.router.app import RouterApp
 from tests.support.engines import FAST, TINY, RunningEngine, running_engine
-from tests.support.router import eventually, replica, running_router, tell, tokenizer_of
+from tests.support.router import replica, running_router, tell, tokenizer_of
+from tests.support.waiting import eventually
 
 SLOW = ("--sim-step-ms", "50")
 TOOL: Any = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.integration.test_router_openai_http import GREEDY, SLOW, Stack, stack
 from tests.support.engines import FAST
-from tests.support.router import eventually
+from tests.support.waiting import eventually
 
 LIMITED = "tenants.named={small: {requests_per_s: 0.5, burst_s: 4}, few: {tokens_per_s: 100, burst_s: 1}}"
 

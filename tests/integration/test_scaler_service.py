@@ -14,8 +14,9 @@ from stoker.registry.client import FleetView, RegistryClient
 from stoker.scaler import app
 from stoker.scaler.config import ScalerConfig
 from tests.support.deciders import TTL_S, running, scaler_status
-from tests.support.etcd import EtcdServer, eventually, free_port
+from tests.support.etcd import EtcdServer, free_port
 from tests.support.registry import RegistryUnderTest, Watcher, config, spec
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from stoker.node_agent.engine.stream import KvEventStream, Received
 from stoker.sim_engine import gang
 from stoker.sim_engine.config import GangConfig
 from tests.support.engines import FAST, launch_request, running_engine, spawn, terminate, wait_serving
-from tests.support.etcd import eventually, free_port
+from tests.support.etcd import free_port
+from tests.support.waiting import eventually
 
 SIM = ENGINES["sim"]
 

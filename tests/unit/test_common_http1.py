@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from stoker.common.http1 import Broken, Client
-from tests.support.router import eventually
+from tests.support.waiting import eventually
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

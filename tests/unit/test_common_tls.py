@@ -25,7 +25,7 @@ from stoker.common.config import ConfigError
 from stoker.common.tls import ServerTlsConfig, Tls, TlsConfig
 from stoker.etcd import Tls as EtcdTls
 from tests.support.certificates import Authority, Files, Pair
-from tests.support.etcd import eventually
+from tests.support.waiting import eventually
 
 DAY_S = 86_400.0
 

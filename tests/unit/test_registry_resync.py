@@ -12,7 +12,7 @@ from stoker.api.registry.v1 import records_pb2, registry_pb2, registry_pb2_grpc
 from stoker.common import rpc
 from stoker.registry.client import DigestChanged, FleetWatch, RecordsChanged
 from tests.support.registry import ALL_TOPICS, snapshot
-from tests.support.router import eventually
+from tests.support.waiting import eventually
 
 
 class Registry(registry_pb2_grpc.RegistryServiceServicer):

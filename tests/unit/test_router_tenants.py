@@ -32,6 +32,10 @@ def test_a_header_that_is_switched_off_is_not_read() -> None:
     assert tenants(header="").caller({"x-stoker-tenant": "search"}) == Caller()
 
 
+def test_the_header_may_be_written_as_one_likes() -> None:
+    assert tenants(header="X-Team").caller({"x-team": "search"}).tenant == "search", "gRPC metadata is lower case"
+
+
 @pytest.mark.parametrize("name", ["a b", "x" * 129, "naïve", "\n"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="printable"):

@@ -18,7 +18,8 @@ from stoker.common.fingerprint import fingerprint
 from stoker.router import core, tokenizer_store
 from stoker.router.pools import Pool, Target
 from stoker.router.tokenizer_store import TokenizerStore
-from tests.support.router import eventually, replica
+from tests.support.router import replica
+from tests.support.waiting import eventually
 
 WHOLE = {"tokenizer.json": Tokenizer(models.BPE({"a": 0}, [])).to_str().encode()}
 OTHER = {"tokenizer.json": Tokenizer(models.BPE({"b": 0}, [])).to_str().encode()}
