@@ -33,6 +33,7 @@ class Tenants:
 
     def __init__(self, config: TenantsConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
+        self._header = config.header.lower()
         self._clock = clock
         self._meter = core.TenantMeter()
 
@@ -41,9 +42,9 @@ class Tenants:
 
         `priority` is the request's own; a header goes before it. Raises InvalidRequest.
         """
-        tenant = headers.get(self._config.header, "") if self._config.header else ""
+        tenant = headers.get(self._header, "") if self._header else ""
         if tenant and not _NAME.fullmatch(tenant):
-            raise InvalidRequest.field(self._config.header, "must be 1 to 128 printable characters without spaces")
+            raise InvalidRequest.field(self._header, "must be 1 to 128 printable characters without spaces")
         if not tenant and self._config.by_api_key:
             key = headers.get("authorization", "")
             # The key itself must be in no log and no label.
