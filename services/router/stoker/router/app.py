@@ -26,6 +26,7 @@ from stoker.router.config import RouterConfig
 from stoker.router.envoy.endpoint import EnvoyEndpoint
 from stoker.router.grpc_inference import InferenceServer
 from stoker.router.http import OpenAIServer
+from stoker.router.listening import listen
 from stoker.router.parity import ParityProbe
 from stoker.router.plan import Planner
 from stoker.router.routing import Router
@@ -39,7 +40,6 @@ log = structlog.get_logger(__name__)
 
 _HOUSEKEEPING_S = 0.5
 _CLIENT_KEEPALIVE_S = 75.0
-_HANDSHAKE_S = 10.0
 
 
 class RouterApp:
@@ -150,13 +150,6 @@ class RouterApp:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _listen(self) -> asyncio.Server:
-        host, _, text = self.config.listen.http.rpartition(":")
-        # The operating system would take a port that is too large, cut to 16 bits.
-        if not text.isdigit() or int(text) > 65_535:
-            raise StokerError(
-                f"listen.http is {self.config.listen.http!r}; write host:port, for example 127.0.0.1:7380",
-                reason="BAD_CONFIG",
-            )
         self._requests = web.Server(
             self._openai.handle,
             handler_cancellation=True,  # a client that goes takes its work in the engine with it
@@ -165,20 +158,14 @@ class RouterApp:
             max_field_size=32 * 1024,
             max_line_size=16 * 1024,
         )
-        try:
-            return await asyncio.get_running_loop().create_server(
-                self._requests,
-                host.strip("[]") or "0.0.0.0",  # noqa: S104 - as every service
-                int(text),
-                backlog=1024,
-                ssl=self._secure_http.server_context() if self._secure_http is not None else None,
-                ssl_handshake_timeout=_HANDSHAKE_S if self._secure_http is not None else None,
-            )
-        except OSError as error:
-            raise StokerError(
-                f"cannot listen on {self.config.listen.http}: {error}; choose another address (listen.http)",
-                reason="ADDRESS_IN_USE",
-            ) from error
+        return await listen(
+            "listen.http",
+            self.config.listen.http,
+            self._requests,
+            example="127.0.0.1:7380",
+            host_optional=True,
+            secure=self._secure_http,
+        )
 
     async def _announce(self) -> None:
         await self.view.told.wait()

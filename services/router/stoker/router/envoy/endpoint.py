@@ -8,14 +8,15 @@ import time
 
 import grpc
 
-from stoker.common.errors import StokerError
 from stoker.router.config import RouterConfig
 from stoker.router.envoy import access_log
 from stoker.router.envoy.addresses import Addresses
 from stoker.router.envoy.check import Checks
-from stoker.router.envoy.flights import Flights, sweeping
+from stoker.router.envoy.flights import Flights
 from stoker.router.envoy.protocol import Connections
+from stoker.router.listening import listen
 from stoker.router.routing import Router
+from stoker.router.watching import every
 
 _SWEEP_S = 0.5
 _SPARE_CONNECTIONS = 256
@@ -41,23 +42,11 @@ class EnvoyEndpoint:
 
     async def start(self) -> None:
         """Listen. Raises StokerError when the address is taken or none."""
-        host, _, text = self._listen.rpartition(":")
-        if not host or not text.isdigit() or int(text) > 65_535:
-            raise StokerError(
-                f"listen.ext_authz is {self._listen!r}; write host:port, for example 127.0.0.1:7381",
-                reason="BAD_CONFIG",
-            )
-        try:
-            self._server = await asyncio.get_running_loop().create_server(
-                self._connections.protocol, host.strip("[]"), int(text), backlog=1024
-            )
-        except OSError as error:
-            raise StokerError(
-                f"cannot listen on {self._listen}: {error}; choose another address (listen.ext_authz)",
-                reason="ADDRESS_IN_USE",
-            ) from error
+        self._server = await listen(
+            "listen.ext_authz", self._listen, self._connections.protocol, example="127.0.0.1:7381"
+        )
         self._sweeping = asyncio.create_task(
-            sweeping(self.flights, self._connections.sweep, _SWEEP_S), name="envoy flights"
+            every(_SWEEP_S, self.flights.sweep, self._connections.sweep), name="envoy flights"
         )
 
     @property

@@ -1,0 +1,44 @@
+"""Ports of the router that are not gRPC's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from stoker.common.errors import StokerError
+from stoker.common.tls import Tls
+
+_HANDSHAKE_S = 10.0
+
+
+async def listen(
+    setting: str,
+    address: str,
+    connection: Callable[[], asyncio.BaseProtocol],
+    *,
+    example: str,
+    host_optional: bool = False,
+    secure: Tls | None = None,
+) -> asyncio.Server:
+    """Serve `connection` on `address`, host:port; plain text without `secure`.
+
+    `setting` is what the user calls the address, `example` one that would do. Without a host, where that is
+    `host_optional`, it is all interfaces. Raises StokerError when the address is taken or none.
+    """
+    host, _, text = address.rpartition(":")
+    # The operating system would take a port that is too large, cut to 16 bits.
+    if not (host or host_optional) or not text.isdigit() or int(text) > 65_535:
+        raise StokerError(f"{setting} is {address!r}; write host:port, for example {example}", reason="BAD_CONFIG")
+    try:
+        return await asyncio.get_running_loop().create_server(
+            connection,
+            host.strip("[]") or "0.0.0.0",  # noqa: S104 - as every service
+            int(text),
+            backlog=1024,
+            ssl=secure.server_context() if secure is not None else None,
+            ssl_handshake_timeout=_HANDSHAKE_S if secure is not None else None,
+        )
+    except OSError as error:
+        raise StokerError(
+            f"cannot listen on {address}: {error}; choose another address ({setting})", reason="ADDRESS_IN_USE"
+        ) from error
