@@ -18,6 +18,8 @@ from stoker.router.routing import Flight
 class Fake:
     """What a flight is told."""
 
+    answered = Flight.answered
+
     def __init__(self) -> None:
         self.told: list[str] = []
         self.released = 0

@@ -50,7 +50,6 @@ _RESPONSES_KEPT = 16_384
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # The engine has not begun: another replica may do better. A 500 may be the request's own doing and is not retried.
 _RETRIED_STATUSES = frozenset({502, 503, 504})
-_NOT_IMPLEMENTED = 501  # asks for what this engine cannot do: no replica is at fault
 
 
 class OpenAIServer:
@@ -92,10 +91,8 @@ class OpenAIServer:
         except (ConnectionResetError, aiohttp.ClientConnectionResetError):
             call.outcome = "cancelled"
             raise
-        except Exception as error:
-            incident = secrets.token_hex(4)
-            log.error("http.internal_error", path=call.request.path, incident=incident, exc_info=error)
-            internal = StokerError(f"internal error; look for incident={incident} in the router's log")
+        except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
+            internal = internal_error("http.internal_error", call.request.path, error)
             return openai_errors.response(internal, {"x-request-id": call.request_id})
 
     async def _routed(self, call: Call) -> web.StreamResponse:
@@ -176,9 +173,7 @@ class OpenAIServer:
             async with asyncio.timeout_at(call.deadline):
                 return await self._router.board(plan, call.request_id, tried, since=since)
         except TimeoutError:
-            raise DeadlineExceeded(
-                "no replica had room in time; ask again later, or allow more by x-request-timeout (seconds)"
-            ) from None
+            raise no_room_in_time() from None
         except Unavailable:
             if tried:
                 raise self._all_failed(plan, tried) from None
@@ -186,15 +181,8 @@ class OpenAIServer:
 
     async def _relayed(self, call: Call, relay: Relay, upstream: Exchange, flight: Flight) -> web.StreamResponse:
         answer = await relay.run(upstream)
-        if upstream.status >= 500:
-            if upstream.status != _NOT_IMPLEMENTED:
-                flight.erred()
-            call.outcome = "failed"
-        elif upstream.status >= 400:
-            call.outcome = "client_error"
-        else:
-            flight.served()
-            call.outcome = "ok"
+        call.outcome = flight.answered(upstream.status)
+        if call.outcome == "ok":
             relay.count_usage()
             if call.api == RESPONSES:
                 self._remember(relay.head, relay.decided.target.id)
@@ -307,6 +295,20 @@ def seconds_allowed(headers: Mapping[str, str], most: float) -> float:
     if not 0 < seconds < float("inf"):
         raise InvalidRequest.field("x-request-timeout", "must be a number of seconds above 0")
     return min(seconds, most)
+
+
+def internal_error(event: str, path: str, error: Exception) -> StokerError:
+    """Log what nobody foresaw; returns what to say of it."""
+    incident = secrets.token_hex(4)
+    log.error(event, path=path, incident=incident, exc_info=error)
+    return StokerError(f"internal error; look for incident={incident} in the router's log")
+
+
+def no_room_in_time() -> DeadlineExceeded:
+    """What a request ends with whose time ran out while it waited for its turn."""
+    return DeadlineExceeded(
+        "no replica had room in time; ask again later, or allow more by x-request-timeout (seconds)"
+    )
 
 
 def _json(value: object) -> web.Response:

@@ -15,8 +15,9 @@ from aiohttp import HttpVersion11, web
 from stoker.common.errors import DeadlineExceeded, Exhausted, StokerError
 from stoker.router.openai_errors import TooLarge
 
-_BODY_S = 60.0
-_HELD_BODIES = 64
+BODY_S = 60.0
+"""The longest that a body may take to arrive."""
+HELD_BODIES = 64
 """The bytes of this many of the largest bodies are held at once, those of requests in flight included."""
 
 
@@ -38,7 +39,7 @@ class Intake:
         """`max_bodies` may be on their way at once."""
         self._max_body_bytes = max_body_bytes
         self._max_bodies = max_bodies
-        self._max_held_bytes = _HELD_BODIES * max_body_bytes
+        self._max_held_bytes = HELD_BODIES * max_body_bytes
         self._arriving: dict[_Arriving, None] = {}  # oldest first
         self.held_bytes = 0
 
@@ -49,8 +50,8 @@ class Intake:
         Raises TooLarge, DeadlineExceeded (it was slow), and Exhausted where nobody else could give way.
         """
         if (request.content_length or 0) > self._max_body_bytes:
-            raise self._too_large()
-        body = _Arriving(asyncio.timeout(_BODY_S))
+            raise TooLarge(self._max_body_bytes)
+        body = _Arriving(asyncio.timeout(BODY_S))
         try:
             raw = await self._take(request, body)
             yield raw
@@ -79,11 +80,11 @@ class Intake:
         body.size += size
         self.held_bytes += size
         if body.size > self._max_body_bytes:
-            raise self._too_large()
+            raise TooLarge(self._max_body_bytes)
         while self.held_bytes > self._max_held_bytes:
             oldest = next(iter(self._arriving), body)
             if oldest is body or body.gave_way:
-                raise self._full()
+                raise bodies_full(self._max_held_bytes)
             self._gives_way(oldest)
 
     def _gives_way(self, body: _Arriving) -> None:
@@ -94,20 +95,6 @@ class Intake:
         self.held_bytes -= body.size
         body.size = 0
 
-    def _too_large(self) -> StokerError:
-        limit = self._max_body_bytes
-        return TooLarge(
-            f"the body is larger than {limit} bytes, the most this router takes (limits.max_body_bytes); send less"
-        )
-
-    def _full(self) -> StokerError:
-        return Exhausted(
-            f"this router holds {self._max_held_bytes} bytes of bodies, as many as it takes "
-            f"({_HELD_BODIES} × limits.max_body_bytes); try again later",
-            reason="TOO_MANY_REQUESTS",
-            retry_after_s=1.0,
-        )
-
     def _slow(self, body: _Arriving) -> StokerError:
         if body.gave_way:
             return Exhausted(
@@ -115,7 +102,17 @@ class Intake:
                 reason="TOO_MANY_REQUESTS",
                 retry_after_s=1.0,
             )
-        return DeadlineExceeded(f"the body did not arrive within {_BODY_S:g} s")
+        return DeadlineExceeded(f"the body did not arrive within {BODY_S:g} s")
+
+
+def bodies_full(limit: int) -> Exhausted:
+    """What a body ends with for which there is no room; `limit` in bytes, of all that are held."""
+    return Exhausted(
+        f"this router holds {limit} bytes of bodies, as many as it takes "
+        f"({HELD_BODIES} × limits.max_body_bytes); try again later",
+        reason="TOO_MANY_REQUESTS",
+        retry_after_s=1.0,
+    )
 
 
 async def _invite(request: web.BaseRequest) -> None:

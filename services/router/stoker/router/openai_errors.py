@@ -26,6 +26,12 @@ class TooLarge(StokerError):
     code = Code.INVALID_ARGUMENT
     reason = "BODY_TOO_LARGE"
 
+    def __init__(self, limit: int) -> None:
+        """`limit` in bytes."""
+        super().__init__(
+            f"the body is larger than {limit} bytes, the most this router takes (limits.max_body_bytes); send less"
+        )
+
 
 class MethodNotAllowed(StokerError):
     """The path exists, but takes the method `allowed` alone."""

@@ -15,7 +15,7 @@ from stoker.common.http1 import Broken, Exchange
 from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
 from stoker.router.prompt import RESPONSES
-from stoker.router.routing import Flight
+from stoker.router.routing import Decided, Flight
 from stoker.router.upstream import EngineFailed, Engines, failed, response_headers
 
 _CACHED = re.compile(rb'"prompt_tokens"\s*:\s*(\d+).*?"cached_tokens"\s*:\s*(\d+)', re.DOTALL)
@@ -111,7 +111,7 @@ class Relay:
             self._look_for_token(chunk)
         self._stop_if_moved()
         self.head = chunk[:_HEAD_BYTES]
-        headers = {**response_headers(upstream.headers), **self._own_headers()}
+        headers = {**response_headers(upstream.headers), **told(self.decided, self._call.request_id)}
         if not self._call.stream or upstream.status >= 400:
             return await self._whole(upstream, chunk, headers)
         self._events = upstream.content_type == "text/event-stream"
@@ -201,12 +201,14 @@ class Relay:
             metrics.of(metrics.COMPARED, model).inc(int(found.group(1)))
             metrics.of(metrics.ACTUAL, model).inc(int(found.group(2)))
 
-    def _own_headers(self) -> dict[str, str]:
-        return {
-            "x-stoker-replica": self.decided.target.id,
-            "x-stoker-reason": self.decided.decision.reason.value,
-            "x-request-id": self._call.request_id,
-        }
+
+def told(decided: Decided, request_id: str) -> dict[str, str]:
+    """Headers that tell the client of the decision."""
+    return {
+        "x-stoker-replica": decided.target.id,
+        "x-stoker-reason": decided.decision.reason.value,
+        "x-request-id": request_id,
+    }
 
 
 async def _next(upstream: Exchange) -> bytes:

@@ -25,6 +25,7 @@ from stoker.router.view import View
 # What Explain remembers: so many decisions, and as long as they hold no more than so many block keys (40 bytes each).
 _DECISIONS_KEPT = 8192
 _KEYS_KEPT = 1_000_000
+_NOT_IMPLEMENTED = 501  # asks for what this engine cannot do: no replica is at fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,17 @@ class Flight:
         others = (name for name in pool.targets if name != self.decided.target.id)
         if not any(pool.fleet.health.ejected(name, now) for name in others):
             self._outcome = core.Outcome.FAULT
+
+    def answered(self, status: int) -> str:
+        """The engine answered to the end, with this HTTP status; returns the outcome as metrics call it."""
+        if status >= 500:
+            if status != _NOT_IMPLEMENTED:
+                self.erred()
+            return "failed"
+        if status >= 400:
+            return "client_error"
+        self.served()
+        return "ok"
 
     def movable(self, until: asyncio.Timeout, tried: frozenset[str], may_retry: Callable[[], bool]) -> None:
         """Until its first token, let `until` run out at once where the replica is found dead and another can serve.

@@ -7,13 +7,16 @@ from collections.abc import Iterable, Mapping
 
 from stoker.common import http1
 from stoker.common.errors import Unavailable
+from stoker.router.tenants import PRIORITY_HEADER
 
 # Headers of one connection, not of the message; and those that the client library writes itself.
 _OWN_HEADERS = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
     "transfer-encoding", "upgrade", "host", "content-length", "content-encoding", "expect",
 })  # fmt: skip
-_OUR_HEADERS = frozenset({"x-stoker-policy", "x-stoker-priority", "x-request-timeout"})
+OUR_HEADERS = ("x-stoker-policy", PRIORITY_HEADER, "x-request-timeout")
+"""Read by the router alone: they are nothing to an engine."""
+_REPLACED = _OWN_HEADERS.union(OUR_HEADERS, ("x-request-id",))
 
 
 class EngineFailed(Unavailable):
@@ -68,11 +71,7 @@ def failed(error: Exception) -> EngineFailed:
 
 def request_headers(received: Mapping[str, str], request_id: str) -> dict[str, str]:
     """What of a client's headers goes on to the engine: all but those of the connection."""
-    headers = {
-        name: value
-        for name, value in received.items()
-        if (lower := name.lower()) not in _OWN_HEADERS and lower not in _OUR_HEADERS and lower != "x-request-id"
-    }
+    headers = {name: value for name, value in received.items() if name.lower() not in _REPLACED}
     headers["X-Request-Id"] = request_id
     return headers
 

@@ -9,13 +9,11 @@ from stoker.router.config import RouterConfig
 from stoker.router.envoy.access_log import FLIGHT_HEADER
 from stoker.router.envoy.check import CHECKED, ENDPOINT_HEADER, TIMEOUT_HEADER
 from stoker.router.envoy.protocol import STAND_INS
-from stoker.router.tenants import PRIORITY_HEADER
+from stoker.router.upstream import OUR_HEADERS
 
 _TYPE = "type.googleapis.com/envoy."
 _HCM = f"{_TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 _AUTHZ = "envoy.filters.http.ext_authz"
-# Read by the router alone: they are nothing to an engine.
-_OURS = ["x-stoker-policy", PRIORITY_HEADER, "x-request-timeout"]
 _GRACE_S = 5.0
 # What Envoy says where the router does not answer a check. The router never says it, so it can be told apart.
 _UNANSWERED = 502
@@ -105,7 +103,7 @@ def _routes() -> dict[str, Any]:
     return {
         "name": "all",
         "domains": ["*"],
-        "request_headers_to_remove": _OURS,
+        "request_headers_to_remove": [*OUR_HEADERS],
         "routes": [
             # A route's own limit is off: the router's is told with each decision.
             *(
@@ -120,7 +118,7 @@ def _routes() -> dict[str, Any]:
 def _authorization(config: RouterConfig) -> dict[str, Any]:
     upstream = [ENDPOINT_HEADER, FLIGHT_HEADER, TIMEOUT_HEADER, "x-request-id"]
     told = ["x-stoker-replica", "x-stoker-reason", "x-request-id"]
-    asked = ["content-type", "authorization", "x-request-id", config.tenants.header, *_OURS]
+    asked = ["content-type", "authorization", "x-request-id", config.tenants.header, *OUR_HEADERS]
     return {
         "@type": f"{_TYPE}extensions.filters.http.ext_authz.v3.ExtAuthz",
         "http_service": {

@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import secrets
 
-import structlog
-
-from stoker.common.errors import DeadlineExceeded, NotFound, StokerError
+from stoker.common.errors import NotFound, StokerError
 from stoker.router import metrics
 from stoker.router.config import LimitsConfig
 from stoker.router.envoy.access_log import FLIGHT_HEADER
 from stoker.router.envoy.addresses import Addresses
 from stoker.router.envoy.flights import Flights
 from stoker.router.envoy.protocol import Answer, Ask, refusal
-from stoker.router.http import ROUTES, outcome_of, read_body, request_id_of, seconds_allowed
+from stoker.router.http import (
+    ROUTES,
+    internal_error,
+    no_room_in_time,
+    outcome_of,
+    read_body,
+    request_id_of,
+    seconds_allowed,
+)
 from stoker.router.openai_errors import MethodNotAllowed
 from stoker.router.prompt import RESPONSES
-from stoker.router.routing import Flight, Router
-
-log = structlog.get_logger(__name__)
+from stoker.router.relay import told
+from stoker.router.routing import Router
 
 ENDPOINT_HEADER = "x-gateway-destination-endpoint"
 TIMEOUT_HEADER = "x-envoy-upstream-rq-timeout-ms"
@@ -51,11 +55,9 @@ class Checks:
         except StokerError as error:
             metrics.of(metrics.REQUESTS, api, outcome_of(error)).inc()
             return refusal(error, {"x-request-id": request_id})
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
             metrics.of(metrics.REQUESTS, api, "failed").inc()
-            incident = secrets.token_hex(4)
-            log.error("envoy.internal_error", path=ask.target, incident=incident, exc_info=error)
-            internal = StokerError(f"internal error; look for incident={incident} in the router's log")
+            internal = internal_error("envoy.internal_error", ask.target, error)
             return refusal(internal, {"x-request-id": request_id})
 
     async def _decided(self, ask: Ask, api: str, request_id: str) -> Answer:
@@ -81,9 +83,7 @@ class Checks:
                     held.enter_context(flight)
                     endpoint = await self._addresses.of(flight.decided.target.url)
             except TimeoutError:
-                raise DeadlineExceeded(
-                    "no replica had room in time; ask again later, or allow more by x-request-timeout (seconds)"
-                ) from None
+                raise no_room_in_time() from None
             name = self._flights.open(flight, held.pop_all(), api, stream=asked.stream)
         left_ms = max(1, int(1000 * (deadline - asyncio.get_running_loop().time())))
         return Answer(
@@ -92,16 +92,7 @@ class Checks:
                 ENDPOINT_HEADER: endpoint,
                 FLIGHT_HEADER: name,
                 TIMEOUT_HEADER: str(left_ms),
-                **told(flight, request_id),
+                **told(flight.decided, request_id),
             },
             undo=functools.partial(self._flights.undo, name),
         )
-
-
-def told(flight: Flight, request_id: str) -> dict[str, str]:
-    """What the client hears of the decision."""
-    return {
-        "x-stoker-replica": flight.decided.target.id,
-        "x-stoker-reason": flight.decided.decision.reason.value,
-        "x-request-id": request_id,
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable
@@ -10,8 +9,6 @@ from dataclasses import dataclass
 
 from stoker.router import metrics
 from stoker.router.routing import Flight
-
-_NOT_IMPLEMENTED = 501  # asks for what this engine cannot do: no replica is at fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +94,7 @@ class Flights:
             return "interrupted" if 0 < ending.status < 400 else "failed"
         if ending.gone or not ending.status:
             return "cancelled"
-        if ending.status >= 500:
-            if ending.status != _NOT_IMPLEMENTED:
-                flight.erred()
-            return "failed"
-        if ending.status >= 400:
-            return "client_error"
-        flight.served()
-        return "ok"
+        return flight.answered(ending.status)
 
     def drop(self, name: str) -> None:
         """It never began."""
@@ -130,11 +120,3 @@ class Flights:
         """Release all."""
         for name in list(self._open):
             self.drop(name)
-
-
-async def sweeping(flights: Flights, also: Callable[[], None], every_s: float) -> None:
-    """Sweep for ever."""
-    while True:
-        await asyncio.sleep(every_s)
-        flights.sweep()
-        also()

@@ -10,14 +10,12 @@ from typing import cast
 
 import httptools
 
-from stoker.common.errors import Exhausted, InvalidRequest, StokerError
+from stoker.common.errors import InvalidRequest, StokerError
 from stoker.router import openai_errors
+from stoker.router.intake import BODY_S, HELD_BODIES, bodies_full
 from stoker.router.openai_errors import TooLarge
 
 _MOST_HEAD_BYTES = 64 * 1024
-_HELD_BODIES = 64
-"""The bytes of this many of the largest bodies are held at once, over all connections."""
-_BODY_S = 60.0
 
 STAND_INS = {status: status - 50 for status in (500, 501, 503, 504)}
 """What is said for a status: Envoy takes any 5xx for a failed check and drops its body. It says the real one then."""
@@ -74,7 +72,7 @@ class Connections:
         self.decide = decide
         self.clock = clock
         self.max_body_bytes = max_body_bytes
-        self.max_held_bytes = _HELD_BODIES * max_body_bytes
+        self.max_held_bytes = HELD_BODIES * max_body_bytes
         self.max_connections = max_connections
         self.held_bytes = 0
         self.open: set[CheckProtocol] = set()
@@ -85,7 +83,7 @@ class Connections:
 
     def sweep(self) -> None:
         """Close those that have been sending one request for too long."""
-        late = self.clock() - _BODY_S
+        late = self.clock() - BODY_S
         for each in [each for each in self.open if each.began is not None and each.began < late]:
             each.abort()
 
@@ -187,7 +185,7 @@ class CheckProtocol(asyncio.Protocol):
         length = self._headers.get("content-length", "0")
         # The parser has seen that it is a number, and the only one.
         if len(length) > 20 or int(length) > self._shared.max_body_bytes:
-            self._refuse(self._too_large())
+            self._refuse(TooLarge(self._shared.max_body_bytes))
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body."""
@@ -197,16 +195,9 @@ class CheckProtocol(asyncio.Protocol):
         self._hold(len(piece))
         self._pieces.append(piece)
         if self._size > self._shared.max_body_bytes:
-            self._refuse(self._too_large())
+            self._refuse(TooLarge(self._shared.max_body_bytes))
         elif self._shared.held_bytes > self._shared.max_held_bytes:
-            self._refuse(
-                Exhausted(
-                    f"this router holds {self._shared.max_held_bytes} bytes of bodies, as many as it takes "
-                    f"({_HELD_BODIES} × limits.max_body_bytes); try again later",
-                    reason="TOO_MANY_REQUESTS",
-                    retry_after_s=1.0,
-                )
-            )
+            self._refuse(bodies_full(self._shared.max_held_bytes))
 
     def on_message_complete(self) -> None:
         """A whole request."""
@@ -218,12 +209,6 @@ class CheckProtocol(asyncio.Protocol):
         self._enqueue(Ask(method, self._url.decode("latin-1"), self._headers, body, keep_alive))
         self._deaf = not keep_alive
         self._reset()
-
-    def _too_large(self) -> TooLarge:
-        limit = self._shared.max_body_bytes
-        return TooLarge(
-            f"the body is larger than {limit} bytes, the most this router takes (limits.max_body_bytes); send less"
-        )
 
     # --- the answers ---------------------------------------------------------------------------------------
 
