@@ -19,7 +19,7 @@ from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.common import rpc
 from stoker.router.app import RouterApp
 from tests.support.router import replica, running_router, tell
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, forever
 
 pytestmark = pytest.mark.fault
 
@@ -72,8 +72,7 @@ async def test_an_engine_that_falls_silent_is_blamed() -> None:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
         await answer.write(b"data: {}\n\n")
-        await asyncio.sleep(30)
-        return answer
+        await forever()
 
     async with router_before(silent, "limits.idle_s=0.3") as app, aiohttp.ClientSession() as http:
         body = {"model": "tiny", "prompt": "x", "stream": True}
@@ -85,7 +84,7 @@ async def test_an_engine_that_falls_silent_is_blamed() -> None:
 async def test_a_stored_response_that_does_not_come_is_a_timeout() -> None:
     async def stores(request: web.BaseRequest) -> web.StreamResponse:
         if request.method == "GET":
-            await asyncio.sleep(30)
+            await forever()
         return web.json_response({"id": "resp_1", "object": "response"})
 
     async with router_before(stores, "limits.idle_s=0.3") as app, aiohttp.ClientSession() as http:
@@ -125,7 +124,7 @@ async def test_a_response_that_is_only_announced_has_not_been_prefilled() -> Non
                 await go_on.wait()
             await answer.write(b'event: response.%s\ndata: {"type": "response.%s"}\n\n' % (event, event))
             if event == b"output_text.delta":
-                await asyncio.sleep(30)
+                await forever()
         return answer
 
     async with router_before(announces) as app, aiohttp.ClientSession() as http:
@@ -152,7 +151,7 @@ class SilentAgent(inference_pb2_grpc.InferenceServiceServicer):
         yield inference_pb2.GenerateResponse(started=inference_pb2.Started(request_id=request.request_id))
         for _ in range(self._words):
             yield inference_pb2.GenerateResponse(delta=inference_pb2.Delta(text="word "))
-        await asyncio.sleep(30)
+        await forever()
 
 
 @contextlib.asynccontextmanager

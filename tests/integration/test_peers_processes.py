@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,13 @@ from stoker.local.model import cached
 from stoker.local.ports import PortPicker
 from stoker.local.process import identify
 from tests.support.engines import TINY
+from tests.support.waiting import eventually, forever
 
 STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.alarm(60);"
+    "print('up', flush=True); signal.pause()"
 )
 ROOT = Path(__file__).resolve().parents[2]
-
-
-async def eventually(condition: Callable[[], bool], what: str, within_s: float = 10.0) -> None:
-    deadline = asyncio.get_running_loop().time() + within_s
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {within_s} s: {what}"
-        await asyncio.sleep(0.02)
 
 
 async def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +55,7 @@ from bench.peers.children import child
 async def main():
     async with child([sys.executable, "-c", {STUBBORN!r}], pathlib.Path({str(log)!r})) as process:
         print(process.pid, flush=True)
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 asyncio.run(main())
 """
     started = await asyncio.create_subprocess_exec(
@@ -227,8 +222,7 @@ async def test_the_relay_gives_back_what_its_client_left() -> None:
 
     async def hang(_: web.Request) -> web.Response:
         stuck.set()
-        await asyncio.sleep(60)
-        raise AssertionError
+        await forever()
 
     async with served({"/v1/completions": hang}) as engine:
         service = Service(engine)

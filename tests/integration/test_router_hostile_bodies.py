@@ -98,7 +98,7 @@ class Stall:
     async def watch(self) -> None:
         last = time.process_time()
         while True:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
             now = time.process_time()
             self.longest_s = max(self.longest_s, now - last)
             last = now

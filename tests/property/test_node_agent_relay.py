@@ -16,6 +16,7 @@ from stoker.common.errors import StokerError
 from stoker.node_agent import telemetry
 from stoker.node_agent.config import RelayConfig
 from stoker.node_agent.relay import InFlight, Relay
+from tests.support.waiting import forever
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Engine:
                 assert request.transport is not None
                 request.transport.abort()
             case _:
-                await asyncio.sleep(30)  # ends with the connection
+                await forever()  # ends with the connection
         return response
 
 

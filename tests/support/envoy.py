@@ -16,7 +16,7 @@ from stoker.local.ports import PortPicker
 from stoker.local.process import last_lines
 from stoker.router.app import RouterApp
 from stoker.router.config import RouterConfig
-from stoker.router.envoy.binary import binary
+from stoker.router.envoy.binary import binary, command
 from stoker.router.envoy.bootstrap import bootstrap
 
 _START_S = 30.0
@@ -35,7 +35,7 @@ async def running_envoy(app: RouterApp, folder: Path, *settings: str) -> AsyncIt
     program, port = binary(), PortPicker().pick()
     file = folder / "envoy.json"
     file.write_bytes(msgspec.json.encode(bootstrap(as_it_listens(app, *settings), f"127.0.0.1:{port}")))
-    argv = [str(program), "-c", str(file), "--disable-hot-restart", "-l", "warn", "--concurrency", "1"]
+    argv = command(program, file, threads=1)
     with (folder / "envoy.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*argv, stdout=log, stderr=log)
     try:

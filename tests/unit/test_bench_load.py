@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import pytest
 from aiohttp import web
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
+from stoker.bench import load
 from stoker.bench.load import Job, Target, drive
 from stoker.bench.workloads import Prompt
 
@@ -86,12 +88,29 @@ async def test_a_conversation_is_named_where_that_is_asked_for() -> None:
     assert seen == ["conversation-7", None, None]
 
 
-async def test_the_first_token_is_content_not_the_opening_of_a_turn() -> None:
-    opened = asyncio.Event()
+class Clock:
+    """In place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+async def test_the_first_token_is_content_not_the_opening_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looked, has_content = Clock(), asyncio.Event(), load._has_content
+
+    def looking(choice: dict[str, Any]) -> bool:
+        looked.set()
+        return has_content(choice)
+
+    monkeypatch.setattr(load, "time", clock)
+    monkeypatch.setattr(load, "_has_content", looking)
 
     async def later() -> None:
-        opened.set()
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(looked.wait(), 10)  # the opening was looked at
+        clock.now = 5.0
 
     async def handler(request: web.Request) -> web.StreamResponse:
         role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
@@ -101,26 +120,25 @@ async def test_the_first_token_is_content_not_the_opening_of_a_turn() -> None:
     async with http_server(handler) as url:
         prompt = Prompt(2, messages=(("user", "hello"),))
         outcome = await drive(Job([prompt], [Target("http", url)], "m"))
-    assert opened.is_set()
-    assert outcome.samples[0].ttft_s is not None
-    assert outcome.samples[0].ttft_s >= 0.05
+    assert outcome.samples[0].ttft_s == 5.0
 
 
 async def test_a_turn_waits_for_the_one_before() -> None:
     running: set[str] = set()
     overlaps: list[str] = []
+    together = asyncio.Barrier(3)
 
     async def handler(request: web.Request) -> web.StreamResponse:
         name = (await request.json())["prompt"].split()[0]
         if name in running:
             overlaps.append(name)
         running.add(name)
-        await asyncio.sleep(0.01)
+        await together.wait()  # one turn of each conversation
         running.discard(name)
         return await stream(request, text("x"))
 
     prompts = [Prompt(1, text=f"c{n % 3} {n}", after=n - 3 if n >= 3 else -1) for n in range(12)]
-    async with http_server(handler) as url:
+    async with http_server(handler) as url, asyncio.timeout(10):
         outcome = await drive(Job(prompts, [Target("http", url)], "m", clients=6))
     assert len(outcome.samples) == 12
     assert overlaps == []

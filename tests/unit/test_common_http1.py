@@ -15,6 +15,8 @@ from tests.support.waiting import eventually
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
+ONE_READ = 256 << 10
+"""Bytes that asyncio reads from a socket at once, at most."""
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
@@ -218,27 +220,26 @@ async def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next() -> No
 
 
 async def test_a_slow_reader_makes_the_server_wait() -> None:
-    size, sent = 64 << 20, 0
+    size = 64 << 20
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal sent
         await head_of(reader)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
-        while sent < size:
+        for _ in range(size >> 20):
             writer.write(b"x" * (1 << 20))
-            sent += 1 << 20
             await writer.drain()
         await reader.readexactly(1)
 
     async with served(script) as server, client() as asking, await asking.send("GET", server.url) as exchange:
-        await exchange.head()
-        before = -1
-        while sent != before:  # until it can send no more
-            before = sent
-            await asyncio.sleep(0.05)
-        assert sent < size // 2
+        held = exchange._connection
+        await eventually(lambda: held._paused, "nothing more is read from the connection")
+        assert held.transport is not None
+        assert not held.transport.is_reading()
+        # What one read of the socket brings is taken whole.
+        assert 1024 < sum(map(len, exchange._pieces)) <= 1024 + ONE_READ
         got = 0
         while piece := await exchange.readany():
+            assert len(piece) <= 1024 + ONE_READ
             got += len(piece)
         assert got == size
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -15,6 +14,7 @@ from stoker.node_agent.engine import client as module
 from stoker.node_agent.engine.client import EngineClient, EngineUnreachable
 from stoker.node_agent.engine.protocol import EngineLoad, Health
 from tests.support.etcd import free_port
+from tests.support.waiting import forever
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -42,8 +42,7 @@ def says(text: str, status: int = 200) -> Handler:
 
 
 async def silent(_: web.BaseRequest) -> web.Response:
-    await asyncio.sleep(30)
-    return web.Response()
+    await forever()
 
 
 @pytest.mark.parametrize(

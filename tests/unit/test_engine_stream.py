@@ -16,6 +16,7 @@ from stoker.sim_engine.config import KvEventsConfig
 from stoker.sim_engine.core.blocks import BlocksStored
 from stoker.sim_engine.publisher import Publisher
 from tests.support.etcd import free_port
+from tests.support.waiting import eventually
 
 QUIET_S = (0.02, 0.05)
 
@@ -161,13 +162,14 @@ async def test_noise_costs_itself_only(endpoint: KvEndpoint) -> None:
         items = aiter(stream)
         source.send(0)
         assert await take(items, 1) == [0]
-        with zmq.Context() as context, context.socket(zmq.PUB) as noise:
+        with zmq.Context() as context, context.socket(zmq.XPUB) as noise:
+            noise.rcvtimeo = 10_000
             noise.connect(endpoint.events)
             waiting = asyncio.ensure_future(anext(items))
-            while stream.counts.malformed < 2:
-                noise.send_multipart([b"only one frame"])
-                noise.send_multipart([b"", b"short", b"payload"])
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(noise.recv)  # the subscription: what is sent from here on arrives
+            noise.send_multipart([b"only one frame"])
+            noise.send_multipart([b"", b"short", b"payload"])
+            await eventually(lambda: stream.counts.malformed == 2, "both are counted")
             source.publisher._buffer.append((1, b"\xc1"))
             source.publisher._next = 2
             async with asyncio.timeout(10):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import subprocess
 import sys
@@ -13,9 +12,11 @@ import pytest
 
 from stoker.local import process
 from stoker.local.process import ProcessId
+from tests.support.waiting import eventually
 
 STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.alarm(60);"
+    "print('up', flush=True); signal.pause()"
 )
 
 
@@ -29,9 +30,7 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def until_it_writes(log: Path) -> None:
-    async with asyncio.timeout(10):
-        while not process.last_lines(log):  # noqa: ASYNC110 - another process; there is nothing to await
-            await asyncio.sleep(0.01)
+    await eventually(lambda: process.last_lines(log), f"something in {log}")
 
 
 def test_a_pid_alone_names_nothing(child: subprocess.Popen[bytes]) -> None:

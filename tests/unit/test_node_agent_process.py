@@ -17,8 +17,9 @@ from stoker.common.errors import Exhausted
 from stoker.node_agent import process as processes
 from stoker.node_agent.ports import Ports
 from stoker.node_agent.process import LIFE_VARIABLE, EngineProcess, find_by_token, is_alive, start_time
+from tests.support.waiting import eventually
 
-SLEEPS = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+WAITS = [sys.executable, "-c", "import signal; print('up', flush=True); signal.alarm(60); signal.pause()"]
 
 
 class Ending:
@@ -55,36 +56,34 @@ async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 
 async def test_terminate_and_kill(tmp_path: Path) -> None:
     ending = Ending()
-    EngineProcess.launch(SLEEPS, os.environ, tmp_path / "log", ending).terminate()
+    EngineProcess.launch(WAITS, os.environ, tmp_path / "log", ending).terminate()
     assert await ending.wait() == -signal.SIGTERM
     ending = Ending()
-    EngineProcess.launch(SLEEPS, os.environ, tmp_path / "log", ending).kill()
+    EngineProcess.launch(WAITS, os.environ, tmp_path / "log", ending).kill()
     assert await ending.wait() == -signal.SIGKILL
 
 
 async def test_a_session_of_its_own_that_ends_with_it(tmp_path: Path) -> None:
     ending = Ending()
     program = (
-        "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "import signal, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.alarm(60); signal.pause()'])\n"
         "print(child.pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "signal.pause()\n"
     )
     engine = EngineProcess.launch([sys.executable, "-c", program], os.environ, tmp_path / "log", ending)
     assert os.getsid(engine.pid) == engine.pid != os.getsid(0)
     worker = int(await _text(tmp_path / "log"))
     started = start_time(worker)
+    assert started is not None
     os.kill(engine.pid, signal.SIGKILL)
     await ending.wait()
-    deadline = time.monotonic() + 5
-    while started is not None and is_alive(worker, started):
-        assert time.monotonic() < deadline, "a worker outlived its engine"
-        await asyncio.sleep(0.01)
+    await eventually(lambda: not is_alive(worker, started), "the worker ends with its engine", 5)
 
 
 async def test_adoption_of_a_process_that_is_no_child(tmp_path: Path) -> None:
     starter = (
-        f"import subprocess, sys; p = subprocess.Popen({SLEEPS!r}, start_new_session=True, stdout=-3); print(p.pid)"
+        f"import subprocess, sys; p = subprocess.Popen({WAITS!r}, start_new_session=True, stdout=-3); print(p.pid)"
     )
     run = await asyncio.create_subprocess_exec(sys.executable, "-c", starter, stdout=subprocess.PIPE)
     pid = int((await run.communicate())[0])
@@ -103,7 +102,7 @@ async def test_adoption_of_a_process_that_is_no_child(tmp_path: Path) -> None:
 
 async def test_a_released_process_lives_on_and_tells_nothing(tmp_path: Path) -> None:
     ending = Ending()
-    process = EngineProcess.launch(SLEEPS, os.environ, tmp_path / "log", ending)
+    process = EngineProcess.launch(WAITS, os.environ, tmp_path / "log", ending)
     process.release()
     assert is_alive(process.pid, process.started)
     os.kill(process.pid, signal.SIGKILL)
@@ -113,7 +112,7 @@ async def test_a_released_process_lives_on_and_tells_nothing(tmp_path: Path) -> 
 
 async def test_an_engine_whose_pid_was_not_written_down_is_found(tmp_path: Path) -> None:
     ending = Ending()
-    process = EngineProcess.launch(SLEEPS, {**os.environ, LIFE_VARIABLE: "token-1"}, tmp_path / "log", ending)
+    process = EngineProcess.launch(WAITS, {**os.environ, LIFE_VARIABLE: "token-1"}, tmp_path / "log", ending)
     await _text(tmp_path / "log")
     assert find_by_token("token-1") == (process.pid, process.started)
     assert find_by_token("token-2") is None
@@ -135,11 +134,7 @@ def test_ports_are_free_consecutive_and_handed_out_once() -> None:
 
 
 async def _text(path: Path) -> str:
-    deadline = time.monotonic() + 10
-    while not (text := await asyncio.to_thread(path.read_text)).strip():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-    return text
+    return str(await eventually(lambda: path.read_text().strip(), f"something in {path}"))
 
 
 def test_this_process_is_alive() -> None:

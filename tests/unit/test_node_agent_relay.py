@@ -22,6 +22,8 @@ class Engine:
         self.ports: list[int] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
         self.status = 200
         self.url = ""
 
@@ -35,7 +37,7 @@ class Engine:
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(b'data: {"choices":[{"index":0,"text":"a"}]}\n\ndata: [DONE]\n\n')
-        await asyncio.sleep(0.01)  # the end of the body comes apart from [DONE]
+        await self.may_end.wait()
         return response
 
 
@@ -66,7 +68,12 @@ def ask(relay: Relay, engine: Engine) -> AsyncIterator[inference_pb2.GenerateRes
 
 async def test_a_connection_serves_one_generation_after_the_other(relay: Relay, engine: Engine) -> None:
     for _ in range(3):
-        events = [response.WhichOneof("event") async for response in ask(relay, engine)]
+        engine.may_end.clear()
+        events = []
+        async for response in ask(relay, engine):
+            events.append(response.WhichOneof("event"))
+            if events[-1] == "finished":  # before the end of the body, which comes apart from [DONE]
+                engine.may_end.set()
         assert events == ["started", "delta", "finished"]
     assert len(set(engine.ports)) == 1, "a new connection each time costs a round trip"
 

@@ -150,8 +150,8 @@ def test_what_did_not_run_is_a_row_with_its_reason() -> None:
     report = Report({}, not_run={"peer x": "no wheel for this machine"})
     report.quality["shared"] = [standing("stoker", 0.2)]
     report.speed = [
-        Speed("stoker", 2_000, 10.0, 2.0, 1.0, 0),
-        Speed("decider", 2_000, 99.0, 0.1, 0.1, 0, "relays not"),
+        Speed("stoker", 2_000, 10.0, 2.0, 1.0, 0, "a note is no reason not to be ranked"),
+        Speed("decider", 2_000, 99.0, 0.1, 0.1, 0, "relays not", ranked=False),
     ]
     rows = [row for row in shown(report) if "peer x" in row]
     assert len(rows) == 2
