@@ -117,7 +117,8 @@ class Run:
         asked = self._asked
         async with AsyncExitStack() as stack:
             backends = await stack.enter_async_context(speed.engines(self._site, cached()))
-            runners = [speed.Runner("direct", backends.urls[0], note="no router: what client and engines allow")]
+            direct = "no router: what client and engines allow"
+            runners = [speed.Runner("direct", backends.urls[0], note=direct, ranked=False)]
             runners.append(
                 speed.Runner("stoker", await stack.enter_async_context(speed.stoker(backends, self._site)))
             )
@@ -171,7 +172,8 @@ class Run:
         except NotRunnable as error:
             self.report.not_run[peer.name] = str(error)
             return []
-        return [speed.Runner(peer.name, url, "/select", token_ids=True, note="decides on token ids, relays nothing")]
+        note = "decides on token ids, relays nothing"
+        return [speed.Runner(peer.name, url, "/select", token_ids=True, note=note, ranked=False)]
 
 
 async def _engines_of(serving: Serving, home: Home, stack: AsyncExitStack) -> Backends:

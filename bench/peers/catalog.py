@@ -7,7 +7,6 @@ policy needs them, the engines' KV events.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -19,9 +18,10 @@ import aiohttp
 
 from bench.peers import envoy
 from bench.peers.backends import Backends
-from bench.peers.children import child, until_it_serves
+from bench.peers.children import child, until_it_answers, until_it_serves
 from bench.peers.install import DYNAMO, ENVOY, SGLANG_ROUTER, SMG, VLLM_ROUTER, NotRunnable, Package, install
 from stoker.local.ports import PortPicker
+from stoker.router.envoy.binary import command
 
 _HOST = "127.0.0.1"
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,18 +66,13 @@ class Peer:
             yield url
 
 
-def _canary(backends: Backends) -> bytes:
-    """The smallest request: only an answer to one proves that a router found its engines."""
-    return json.dumps({"model": backends.model, "prompt": "ready", "max_tokens": 1}).encode()
-
-
 @asynccontextmanager
 async def _router(
     peer: Peer, argv: list[str], url: str, backends: Backends, site: Site, env: dict[str, str] | None = None
 ) -> AsyncIterator[str]:
     log = site.log(peer.name)
     async with child(argv, log, env) as process:
-        await until_it_serves(process, log, f"{url}/v1/completions", _canary(backends))
+        await until_it_answers(process, log, url, backends.model)
         yield url
 
 
@@ -111,18 +106,7 @@ def _envoy(peer: Peer, bin_dir: Path, backends: Backends, site: Site) -> Abstrac
     config = site.logs / "envoy.json"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(json.dumps(envoy.config(port, backends)))
-    threads = str(os.cpu_count() or 1)
-    argv = [
-        str(bin_dir / "envoy"),
-        "-c",
-        str(config),
-        "--disable-hot-restart",
-        "-l",
-        "warn",
-        "--concurrency",
-        threads,
-    ]
-    return _router(peer, argv, f"http://{_HOST}:{port}", backends, site)
+    return _router(peer, command(bin_dir / "envoy", config), f"http://{_HOST}:{port}", backends, site)
 
 
 @asynccontextmanager
@@ -164,7 +148,7 @@ async def _dynamo(peer: Peer, bin_dir: Path, backends: Backends, site: Site) -> 
         argv += ["--model", backends.model, "--model-dir", backends.model_dir]
         relay = await stack.enter_async_context(child(argv, log, cwd=ROOT))
         url = f"http://{_HOST}:{port}"
-        await until_it_serves(relay, log, f"{url}/v1/completions", _canary(backends))
+        await until_it_answers(relay, log, url, backends.model)
         yield url
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -63,6 +64,12 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
+
+
+async def until_it_answers(process: asyncio.subprocess.Process, log: Path, url: str, model: str) -> None:
+    """Send the smallest request until it is served: that alone proves that a router found its engines."""
+    body = json.dumps({"model": model, "prompt": "ready", "max_tokens": 1}).encode()
+    await until_it_serves(process, log, f"{url}/v1/completions", body)
 
 
 async def until_it_serves(

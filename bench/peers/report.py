@@ -105,8 +105,7 @@ def _speed(speed: Speed) -> dict[str, Any]:
         "p99_ms": speed.p99_ms,
         "requests_per_s": speed.requests_per_s,
         "errors": speed.errors,
-        # What relays nothing is no rival of what does.
-        "ranked": not speed.note and not speed.errors,
+        "ranked": speed.ranked and not speed.errors,
         "note": speed.note,
     }
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -20,12 +19,13 @@ import zmq
 
 from bench.peers.backends import Backend, Backends
 from bench.peers.catalog import ROOT, Site
-from bench.peers.children import child, until_it_serves
+from bench.peers.children import child, until_it_answers, until_it_serves
 from bench.peers.install import NotRunnable
 from bench.peers.speed_client import Job, Reading
 from stoker.bench.stats import order
 from stoker.common.config import load
 from stoker.router.config import RouterConfig
+from stoker.router.envoy.binary import command
 from stoker.router.envoy.bootstrap import bootstrap
 
 MANY = 64
@@ -46,6 +46,8 @@ class Runner:
     path: str = "/v1/completions"
     token_ids: bool = False
     note: str = ""
+    ranked: bool = True
+    """False for what is no rival of the others: it relays nothing, or routes nothing."""
 
 
 @dataclass
@@ -69,6 +71,7 @@ class Speed:
     one_client_p50_ms: float | None
     errors: int
     note: str = ""
+    ranked: bool = True
 
 
 @asynccontextmanager
@@ -103,9 +106,8 @@ async def stoker_by_envoy(backends: Backends, site: Site, program: Path) -> Asyn
     async with _router(backends, site, "stoker router of envoy", asked) as listens:
         config = load(RouterConfig, None, [f"listen.{name}={address}" for name, address in listens.items()])
         file.write_bytes(msgspec.json.encode(bootstrap(config, f"127.0.0.1:{port}")))
-        argv = [str(program), "-c", str(file), "--disable-hot-restart", "-l", "warn"]
-        async with child([*argv, "--concurrency", str(os.cpu_count() or 1)], log) as process:
-            await _answers(process, log, f"http://127.0.0.1:{port}", backends)
+        async with child(command(program, file), log) as process:
+            await until_it_answers(process, log, f"http://127.0.0.1:{port}", backends.model)
             yield f"http://127.0.0.1:{port}"
 
 
@@ -117,13 +119,8 @@ async def _router(backends: Backends, site: Site, name: str, more: dict[str, str
     for part, address in listens.items():
         argv += ["--listen", f"{part}={address}"]
     async with child([*argv, *backends.urls], log, cwd=ROOT) as process:
-        await _answers(process, log, f"http://{listens['http']}", backends)
+        await until_it_answers(process, log, f"http://{listens['http']}", backends.model)
         yield listens
-
-
-async def _answers(process: asyncio.subprocess.Process, log: Path, url: str, backends: Backends) -> None:
-    body = json.dumps({"model": backends.model, "prompt": "ready", "max_tokens": 1}).encode()
-    await until_it_serves(process, log, f"{url}/v1/completions", body)
 
 
 async def measure(
@@ -185,4 +182,5 @@ def _speed(runner: Runner, size: int, times: Times) -> Speed:
         one_client_p50_ms=median(r.p50_ms for r in times.one) if times.one else None,
         errors=sum(r.errors for r in (*times.many, *times.one)),
         note=times.failure or runner.note,
+        ranked=runner.ranked and not times.failure,
     )

@@ -16,7 +16,7 @@ import yaml
 from stoker.common.config import load
 from stoker.common.errors import StokerError
 from stoker.router.config import RouterConfig
-from stoker.router.envoy.binary import binary
+from stoker.router.envoy.binary import binary, command
 from stoker.router.envoy.bootstrap import bootstrap
 
 
@@ -42,9 +42,7 @@ def main() -> None:
     except StokerError as error:
         sys.exit(f"error: {error.message}")
     options.run.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=2))
-    threads = str(options.threads or os.cpu_count() or 1)
-    argv = [str(program), "-c", str(options.run), "--disable-hot-restart", "-l", "warn", "--concurrency", threads]
-    os.execv(program, argv)  # noqa: S606 - it takes this process's place, pid and log
+    os.execv(program, command(program, options.run, options.threads))  # noqa: S606 - it takes this process's place, pid and log
 
 
 if __name__ == "__main__":

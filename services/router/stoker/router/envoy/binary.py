@@ -1,8 +1,9 @@
-"""Where Envoy is."""
+"""Where Envoy is, and how it is run."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from pathlib import Path
 
@@ -24,3 +25,12 @@ def binary() -> Path:
             reason="NOT_INSTALLED",
         )
     return Path(beside)
+
+
+def command(program: Path, config: Path, threads: int = 0) -> list[str]:
+    """Envoy with a configuration in a file; `threads` carry requests, 0 for one a core.
+
+    Several on one host share nothing: what a hot restart would hand over has one name for all of them.
+    """
+    workers = str(threads or os.cpu_count() or 1)
+    return [str(program), "-c", str(config), "--disable-hot-restart", "-l", "warn", "--concurrency", workers]
