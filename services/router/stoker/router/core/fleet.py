@@ -27,8 +27,6 @@ from stoker.router.core.values import (
 )
 
 _PANELS_LIMIT = 256  # adapter names come from callers: what is remembered of them is bounded
-
-
 _MOST_TOKENS = 1_000_000  # of a request, where the size of its replica's cache is not known
 
 

@@ -184,18 +184,6 @@ class BlockIndex:
             known = found[tier] = walk(keys, alive, sources, known)
         return found
 
-    def depth(self, replica: str, keys: Sequence[int]) -> int:
-        """Return how many leading blocks of `keys` a replica holds, in whatever tier."""
-        union = [
-            (index.blocks.get, index.slots[replica].bit)
-            for index in self._tiers.values()
-            if replica in index.slots and index.blocks
-        ]
-        for depth, key in enumerate(keys):
-            if not any(held(key, 0) & bit for held, bit in union):
-                return depth
-        return len(keys) if union else 0
-
     def _seats_in(self, tier: Tier) -> Translation:
         """From the bits of a tier to those of seats."""
         seated = self._seated.get(tier)
