@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from stoker.common.addresses import host_and_port
 from stoker.common.errors import Code, InvalidRequest, StokerError
 from stoker.common.tls import Tls, from_environment
 from stoker.local.stack import LocalStack
@@ -87,7 +88,7 @@ def secured(named: str) -> Tls | None:
 def _split(flag: str, text: str) -> tuple[str, ...]:
     targets = tuple(part.strip() for part in text.split(",") if part.strip())
     for target in targets:
-        host, _, port = target.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        found = host_and_port(target)
+        if found is None or not all(found):
             raise InvalidRequest.field(flag, f"{target!r} must be host:port, for example 127.0.0.1:7310")
     return targets

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from prometheus_client import start_http_server
 
+from stoker.common.addresses import host_and_port
 from stoker.common.errors import StokerError
 
 
@@ -16,10 +17,15 @@ def exposed(listen: str) -> Iterator[int | None]:
     if not listen:
         yield None
         return
-    host, _, port = listen.rpartition(":")
+    found = host_and_port(listen)
+    if found is None:
+        raise StokerError(
+            f"metrics_listen is {listen!r}; set it to host:port, or to nothing to go without", reason="BAD_CONFIG"
+        )
+    host, port = found
     try:
-        server, thread = start_http_server(int(port), addr=host.strip("[]") or "0.0.0.0")  # noqa: S104
-    except (OSError, ValueError) as error:
+        server, thread = start_http_server(port, addr=host or "0.0.0.0")  # noqa: S104
+    except OSError as error:
         raise StokerError(
             f"cannot serve metrics on {listen!r}: {error}; set it to host:port, or to nothing to go without",
             reason="ADDRESS_IN_USE",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from stoker.common.addresses import host_and_port
 from stoker.common.errors import StokerError
 from stoker.common.tls import Tls
 
@@ -25,15 +26,15 @@ async def listen(
     `setting` is what the user calls the address, `example` one that would do. Without a host, where that is
     `host_optional`, it is all interfaces. Raises StokerError when the address is taken or none.
     """
-    host, _, text = address.rpartition(":")
-    # The operating system would take a port that is too large, cut to 16 bits.
-    if not (host or host_optional) or not text.isdigit() or int(text) > 65_535:
+    found = host_and_port(address)
+    if found is None or not (found[0] or host_optional):
         raise StokerError(f"{setting} is {address!r}; write host:port, for example {example}", reason="BAD_CONFIG")
+    host, port = found
     try:
         return await asyncio.get_running_loop().create_server(
             connection,
-            host.strip("[]") or "0.0.0.0",  # noqa: S104 - as every service
-            int(text),
+            host or "0.0.0.0",  # noqa: S104 - as every service
+            port,
             backlog=1024,
             ssl=secure.server_context() if secure is not None else None,
             ssl_handshake_timeout=_HANDSHAKE_S if secure is not None else None,

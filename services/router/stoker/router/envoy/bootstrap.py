@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.common.addresses import host_and_port
 from stoker.common.errors import InvalidRequest
 from stoker.router.config import RouterConfig
 from stoker.router.envoy.access_log import FLIGHT_HEADER
@@ -242,10 +243,11 @@ def _breakers(most: int) -> dict[str, Any]:
 
 
 def _address(field: str, target: str) -> dict[str, Any]:
-    host, _, port = target.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65_536:
+    found = host_and_port(target)
+    if found is None or not all(found):
         raise InvalidRequest.field(field, f"must be host:port with a port of its own, not {target!r}")
-    return {"socket_address": {"address": host.strip("[]"), "port_value": int(port)}}
+    host, port = found
+    return {"socket_address": {"address": host, "port_value": port}}
 
 
 def _exactly(names: list[str]) -> dict[str, Any]:
