@@ -15,8 +15,9 @@ from stoker.api.registry.v1 import records_pb2
 from stoker.etcd import EtcdClient
 from stoker.registry.client import Leadership, RegistryClient, SourceChanged
 from stoker.registry.core import keys
-from tests.support.etcd import EtcdCluster, EtcdServer
+from tests.support.etcd import EtcdCluster, EtcdServer, key_gone, lease_outlived
 from tests.support.registry import (
+    LEASE_TTL_S,
     Agent,
     RegistryProcess,
     RegistryUnderTest,
@@ -60,12 +61,15 @@ def at(registries: list[RegistryProcess], agent: Agent) -> tuple[RegistryProcess
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
-async def test_an_agent_moves_to_another_registry_unseen(processes: list[RegistryProcess], how: str) -> None:
+async def test_an_agent_moves_to_another_registry_unseen(
+    processes: list[RegistryProcess], etcd_alone: EtcdServer, how: str
+) -> None:
     endpoints = [each.endpoint for each in processes]
     async with (
         Watcher(endpoints) as watcher,
         RegistryClient(endpoints, attempt_timeout_s=1.0) as client,
         Agent(endpoints, node("n1")) as agent,
+        EtcdClient([etcd_alone.endpoint]) as raw,
     ):
         await assign(client, chat="n1")
         await eventually(watcher.ready("chat-0"))
@@ -89,7 +93,8 @@ async def test_an_agent_moves_to_another_registry_unseen(processes: list[Registr
         await eventually(lambda: watcher.blocks["chat-0"] == {1, 2})
         await eventually(lambda: "chat-0" in watcher.loads)
         assert agent.session.lease_id == lease_id, "the second registry goes on with the lease"
-        await asyncio.sleep(5)  # longer than the lease: whoever renews it now, does
+        await lease_outlived(raw, LEASE_TTL_S + 1)
+        assert await raw.get(keys.node("n1")) is not None, "whoever renews the lease now, does"
         assert watcher.removed() == set()
         assert watcher.ready("chat-0")()
         assert len(watcher.states("chat-0")) == len(set(watcher.states("chat-0"))), "no state was told twice"
@@ -132,22 +137,26 @@ async def test_etcd_killed_and_restarted_under_everyone(etcd_alone: EtcdServer) 
             Watcher(endpoints) as watcher,
             RegistryClient(endpoints) as client,
             Agent(endpoints, node("n1")) as agent,
+            EtcdClient([etcd_alone.endpoint]) as raw,
         ):
             await assign(client, chat="n1")
             await eventually(watcher.ready("chat-0"))
             agent.store("chat-0", 1)
             await eventually(lambda: watcher.blocks.get("chat-0") == {1})
             etcd_alone.kill()
+            assert a.registry is not None
+            hub, already_s = a.registry.hub, a.registry.hub.staleness_s()
             await eventually(lambda: watcher.watch.stale, within_s=10)
             # Load and digests flow without etcd.
             agent.store("chat-0", 2)
             agent.load("chat-0", 1, 3)
             await eventually(lambda: watcher.blocks["chat-0"] == {1, 2})
             await eventually(lambda: "chat-0" in watcher.loads)
-            await asyncio.sleep(3.5)  # longer than the lease
+            await eventually(lambda: hub.staleness_s() > already_s + 3.5, "etcd is away for longer than the lease")
             etcd_alone.start()
             await eventually(lambda: not watcher.watch.stale, within_s=10)
-            await asyncio.sleep(3.5)  # had nobody renewed, the lease would have ended by now
+            await lease_outlived(raw, 4)
+            assert await raw.get(keys.node("n1")) is not None, "somebody renewed the lease since etcd is back"
             assert watcher.removed() == set()
             assert watcher.ready("chat-0")()
             assert agent.failure is None
@@ -250,7 +259,9 @@ async def test_compaction_under_the_registry_loses_nothing(etcd_alone: EtcdServe
             assert len(stays) == 1
 
 
-async def test_all_registries_away_for_longer_than_a_lease(processes: list[RegistryProcess]) -> None:
+async def test_all_registries_away_for_longer_than_a_lease(
+    processes: list[RegistryProcess], etcd_alone: EtcdServer
+) -> None:
     only = processes[0]
     endpoints = [only.endpoint]
     async with (
@@ -258,12 +269,14 @@ async def test_all_registries_away_for_longer_than_a_lease(processes: list[Regis
         RegistryClient(endpoints) as client,
         Agent(endpoints, node("n1")),
         Agent(endpoints, node("n2")),
+        EtcdClient([etcd_alone.endpoint]) as raw,
     ):
         await assign(client, chat="n1", code="n2")
         await eventually(watcher.ready("chat-0", "code-0"))
         processes[1].kill()
         only.kill()
-        await asyncio.sleep(6)  # the leases have ended
+        for node_id in ("n1", "n2"):
+            await key_gone(raw, keys.node(node_id))
         only.start()
         await eventually(lambda: watcher.watch._sources[only.endpoint].connected, within_s=20)
         assert watcher.removed() == set()
@@ -291,7 +304,7 @@ async def test_a_cluster_that_loses_its_leader_is_not_noticed(etcd_cluster: Etcd
                     break
             await client.put_deployment(spec("after"))
             await eventually(lambda: "after" in watcher.watch.view.deployments)
-            await asyncio.sleep(5)  # longer than the lease
+            await lease_outlived(raw, LEASE_TTL_S + 1)
             assert await raw.get(keys.node("n1")) is not None
             assert watcher.removed() == set()
             assert watcher.ready("chat-0")()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from stoker.etcd import EtcdClient, LeaseLost
-from tests.support.etcd import EtcdServer
-from tests.support.waiting import eventually
+from tests.support.etcd import EtcdServer, lease_gone, lease_outlived
 
 
 @pytest.fixture
@@ -23,7 +21,7 @@ async def test_a_held_lease_outlives_its_ttl(client: EtcdClient) -> None:
     async with await client.lease(ttl_s=1) as lease:
         await client.put("/lease/held", b"", lease=lease.id)
         first = lease.deadline
-        await asyncio.sleep(2.5)
+        await lease_outlived(client, 2)
         assert lease.alive()
         assert lease.deadline > first + 1
         assert await client.get("/lease/held") is not None
@@ -33,11 +31,7 @@ async def test_a_held_lease_outlives_its_ttl(client: EtcdClient) -> None:
 async def test_without_renewal_a_lease_expires(client: EtcdClient) -> None:
     lease_id = await client.grant(1)
     assert await client.time_to_live(lease_id) is not None
-
-    async def expired() -> bool:
-        return await client.time_to_live(lease_id) is None
-
-    await eventually(expired)
+    await lease_gone(client, lease_id)
     with pytest.raises(LeaseLost) as caught:
         await client.keep_alive_once(lease_id)
     assert caught.value.reason == "ETCD_LEASE_LOST"
@@ -60,7 +54,7 @@ async def test_a_lease_granted_elsewhere_can_be_renewed_and_adopted(client: Etcd
         lease_id = await other.grant(2)
     assert await client.keep_alive_once(lease_id) == 2
     lease = await client.adopt(lease_id)
-    await asyncio.sleep(3)
+    await lease_outlived(client, 3)
     assert lease.alive()
     await lease.revoke()
     with pytest.raises(LeaseLost):
@@ -93,7 +87,8 @@ async def test_a_cancelled_renewal_leaves_the_others_alone(client: EtcdClient) -
 async def test_a_paused_client_knows_that_its_lease_is_lost(client: EtcdClient) -> None:
     """As after SIGSTOP of the client: the loop does not run for longer than the TTL."""
     lease = await client.lease(ttl_s=1)
-    time.sleep(1.2)  # noqa: ASYNC251 - blocking the loop is the point
+    while asyncio.get_running_loop().time() < lease.deadline:
+        pass  # blocking the loop is the point
     assert not lease.alive(), "known before the background task has run"
     await asyncio.wait_for(lease.lost.wait(), 0.5)
     assert "no renewal was answered" in lease.lost_because

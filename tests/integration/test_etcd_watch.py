@@ -11,6 +11,7 @@ from stoker.etcd import Delete, Delta, EtcdClient, Put, RangeResult, Snapshot, W
 from stoker.etcd.core import watch as core_watch
 from stoker.etcd.core.watch import Event
 from tests.support.etcd import EtcdServer
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -118,8 +119,10 @@ async def test_staleness_is_infinite_before_the_snapshot_and_small_after(client:
     async with client.watch_prefix("/w6/") as watch:
         assert watch.staleness() == float("inf")
         await snapshot(watch)
-        await asyncio.sleep(2.6)  # longer than the interval between two questions
-        assert watch.staleness() < 2.5
+        for _ in range(2):
+            await eventually(lambda: watch.staleness() > 0.4, "it grows while nobody answers")
+            # What only an answer can do; one is asked for every 2 s.
+            await eventually(lambda: watch.staleness() < 0.4, "it falls", within_s=2.1)
         assert watch.staleness(now=asyncio.get_running_loop().time() + 60) > 59
 
 

@@ -15,7 +15,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -37,23 +36,25 @@ def free_port() -> int:
 
 async def lease_outlived(client: EtcdClient, ttl_s: int) -> None:
     """Wait until a lease of `ttl_s` seconds, granted now and never renewed, has ended by etcd's own clock."""
-    witness = await client.grant(ttl_s)
-    await eventually(
-        partial(_lease_gone, client, witness), f"the end of a lease of {ttl_s} s that nobody renews", ttl_s + 10
-    )
+    await lease_gone(client, await client.grant(ttl_s), within_s=ttl_s + 10)
 
 
-async def key_gone(client: EtcdClient, key: str, within_s: float) -> None:
-    """Wait until a key is no longer in etcd."""
-    await eventually(partial(_key_gone, client, key), f"{key} is gone from etcd", within_s)
+async def lease_gone(client: EtcdClient, lease_id: int, within_s: float = 10.0) -> None:
+    """Wait until etcd no longer knows a lease."""
+
+    async def gone() -> bool:
+        return await client.time_to_live(lease_id) is None
+
+    await eventually(gone, f"lease {lease_id:x} has ended", within_s)
 
 
-async def _lease_gone(client: EtcdClient, lease_id: int) -> bool:
-    return await client.time_to_live(lease_id) is None
+async def key_gone(client: EtcdClient, key: str, within_s: float = 10.0) -> None:
+    """Wait until etcd no longer holds a key."""
 
+    async def gone() -> bool:
+        return await client.get(key) is None
 
-async def _key_gone(client: EtcdClient, key: str) -> bool:
-    return await client.get(key) is None
+    await eventually(gone, f"{key} is gone from etcd", within_s)
 
 
 class EtcdServer:

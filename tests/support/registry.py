@@ -32,13 +32,15 @@ from stoker.registry.client import (
 from stoker.registry.config import EtcdConfig, MembershipConfig, RegistryConfig, WatchConfig
 from tests.support.etcd import free_port
 
+LEASE_TTL_S = 4
+"""Of agents, in the registries of tests. Seconds."""
 ALL_TOPICS = tuple(t for t in registry_pb2.Topic.values() if t != registry_pb2.TOPIC_UNSPECIFIED)
 
 
 def config(etcd: str | list[str], **membership: Any) -> RegistryConfig:
-    """Settings for tests: a lease of 4 s."""
+    """Settings for tests."""
     endpoints = (etcd,) if isinstance(etcd, str) else tuple(etcd)
-    defaults = MembershipConfig(lease_ttl_s=4, welcome_patience_s=0.5)
+    defaults = MembershipConfig(lease_ttl_s=LEASE_TTL_S, welcome_patience_s=0.5)
     return RegistryConfig(
         listen="127.0.0.1:0",
         drain_s=0.2,
@@ -92,7 +94,7 @@ class RegistryProcess:
         settings = {
             "listen": self.endpoint,
             "etcd.endpoints": f"[{self._etcd}]",
-            "membership.lease_ttl_s": 4,
+            "membership.lease_ttl_s": LEASE_TTL_S,
             "watch.freshness_s": 0.2,
         }
         arguments = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
