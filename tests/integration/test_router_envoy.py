@@ -156,6 +156,7 @@ async def test_time_runs_out_as_the_caller_asked(tmp_path: Path) -> None:
             assert got.status == 504
             assert b"deadline_exceeded" in await got.read()
         await eventually(lambda: idle(running, flights), "released", 1.0)
+        assert all(pool.fleet.health.quiet for pool in running.app.view.pools.values()), "a hurry is no fault"
 
 
 async def test_who_waits_in_line_and_leaves_is_forgotten(tmp_path: Path) -> None:

@@ -151,6 +151,27 @@ def test_a_failed_connection_is_a_fault_and_a_refused_one_is_proof(world: World)
     assert (dead.told, world.dead) == (["faulted"], ["tiny-0"])
 
 
+def test_time_that_its_caller_set_blames_nobody(world: World) -> None:
+    for status, flags, more in (
+        (504, pb.ResponseFlags(upstream_request_timeout=True), {}),
+        (200, pb.ResponseFlags(upstream_request_timeout=True), {}),
+        (200, pb.ResponseFlags(stream_idle_timeout=True), {"time_to_first_upstream_rx_byte": Duration(nanos=5)}),
+    ):
+        name, hurried = world.open()
+        late = entry(name, response_flags=flags, **more)
+        late.response.response_code.value = status
+        access_log.take(late, world.flights)
+        assert (hurried.told, hurried.released) == ([], 1)
+
+
+def test_an_engine_that_never_spoke_is_blamed(world: World) -> None:
+    name, silent = world.open()
+    late = entry(name, response_flags=pb.ResponseFlags(stream_idle_timeout=True))
+    late.response.response_code.value = 504
+    access_log.take(late, world.flights)
+    assert (silent.told, silent.released) == (["erred"], 1)
+
+
 def test_bytes_of_anybody_never_raise_and_never_end_a_flight(world: World) -> None:
     _, flight = world.open()
     rng = random.Random(7)

@@ -17,7 +17,6 @@ log = structlog.get_logger(__name__)
 SERVICE = "envoy.service.accesslog.v3.AccessLogService"
 FLIGHT_HEADER = "x-stoker-flight"
 _FAULTS = (
-    "upstream_request_timeout",
     "upstream_remote_reset",
     "upstream_connection_failure",
     "upstream_connection_termination",
@@ -68,5 +67,8 @@ def _ending(entry: pb.HttpEntry) -> Ending:
         fault=any(getattr(flags, name) for name in _FAULTS),
         refused=flags.upstream_connection_failure and "refused" in common.upstream_transport_failure_reason.lower(),
         gone=flags.downstream_connection_termination,
+        # An engine that sent something and a reader that takes nothing look alike.
+        late=flags.upstream_request_timeout
+        or (flags.stream_idle_timeout and common.HasField("time_to_first_upstream_rx_byte")),
         first_byte_s=first.ToNanoseconds() / 1e9 if common.HasField("time_to_first_downstream_tx_byte") else None,
     )

@@ -22,6 +22,8 @@ class Ending:
     """Nothing listens at the engine's port."""
     gone: bool = False
     """The client went away."""
+    late: bool = False
+    """The time ran out that its caller may have set, or that its reader may have used: no sign of a fault."""
     first_byte_s: float | None = None
     """To the client's first byte, seconds."""
 
@@ -94,6 +96,8 @@ class Flights:
             return "interrupted" if 0 < ending.status < 400 else "failed"
         if ending.gone or not ending.status:
             return "cancelled"
+        if ending.late:
+            return "timeout"
         return flight.answered(ending.status)
 
     def drop(self, name: str) -> None:
