@@ -16,9 +16,9 @@ PYTHON = """#!/bin/sh
 case "$*" in *"pip install"*) ;; *) exit 0 ;; esac
 echo 'Collecting torch==2.8.0 (from vllm)'
 echo '  Downloading https://files.example/a/b/torch-2.8.0+cpu.whl (184.2 MB)'
-while [ ! -e "$VENV/go" ]; do sleep 0.05; done
+read -r status < "$VENV/go"
 echo 'Installing collected packages: a, b, c'
-exit "$(cat "$VENV/go")"
+exit "$status"
 """
 
 
@@ -28,6 +28,8 @@ def installing(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     python.parent.mkdir()
     python.write_text(PYTHON)
     python.chmod(0o755)
+    os.mkfifo(tmp_path / "go")
+    go = os.open(tmp_path / "go", os.O_RDWR)  # so that nobody waits for the other to open it
     with subprocess.Popen(
         [SCRIPT, "local"],
         env={**os.environ, "VENV": str(tmp_path)},
@@ -38,7 +40,8 @@ def installing(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         try:
             yield process
         finally:
-            (tmp_path / "go").write_text("1")
+            os.write(go, b"1\n")
+    os.close(go)
 
 
 def test_it_says_what_is_installed_and_for_how_long_while_it_is(
@@ -49,7 +52,7 @@ def test_it_says_what_is_installed_and_for_how_long_while_it_is(
     told = [installing.stdout.readline() for _ in range(2)]
     for line in told:
         assert re.fullmatch(r"  downloading torch-2\.8\.0\+cpu\.whl \(184\.2 MB\) \(\d+ s so far\)\n", line)
-    (tmp_path / "go").write_text("0")
+    (tmp_path / "go").write_text("0\n")
     out, err = installing.communicate(timeout=30)
     assert installing.returncode == 0, err
     assert re.search(r"^installed in \d+ s$", out, re.MULTILINE)
@@ -61,7 +64,7 @@ def test_it_says_what_is_installed_and_for_how_long_while_it_is(
 
 
 def test_where_pip_fails_its_own_words_are_shown(installing: subprocess.Popen[str], tmp_path: Path) -> None:
-    (tmp_path / "go").write_text("1")
+    (tmp_path / "go").write_text("1\n")
     _, err = installing.communicate(timeout=30)
     assert installing.returncode == 1
     assert "Collecting torch==2.8.0 (from vllm)" in err
