@@ -17,6 +17,7 @@ from aiohttp import web
 
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.common import rpc
+from stoker.router import metrics
 from stoker.router.app import RouterApp
 from tests.support.router import replica, running_router, tell
 from tests.support.waiting import eventually, forever
@@ -190,6 +191,8 @@ async def test_a_grpc_caller_in_a_hurry_blames_nobody() -> None:
 @pytest.mark.parametrize(("words", "limit"), [(0, "limits.first_byte_s=0.3"), (3, "limits.idle_s=0.3")])
 async def test_a_grpc_stream_that_falls_silent_ends_and_blames_its_replica(words: int, limit: str) -> None:
     async with router_before_agent(SilentAgent(words), limit) as (app, stub):  # type: ignore[abstract]
+        timeouts = metrics.REQUESTS.labels("grpc_generate", "timeout")._value.get
+        before = timeouts()
         call = stub.Generate(inference_pb2.GenerateRequest(model="tiny", text="x"))
         said: Counter[str] = Counter()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -199,3 +202,4 @@ async def test_a_grpc_stream_that_falls_silent_ends_and_blames_its_replica(words
         assert "tiny-0" in str(refused.value.details())
         assert app.view.pools["tiny"].fleet.load.in_flight == 0
         assert not app.view.pools["tiny"].fleet.health.quiet
+        assert timeouts() == before + 1

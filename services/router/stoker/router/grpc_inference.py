@@ -319,9 +319,7 @@ class _Account:
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             self.outcome = "cancelled"
         elif isinstance(error, StokerError):
-            self.outcome = "refused" if error.code.value < 500 else "failed"
-            if error.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
-                self.outcome = "unavailable"
+            self.outcome = metrics.outcome_of(error)
         metrics.of(metrics.REQUESTS, self._api, self.outcome).inc()
 
 

@@ -86,7 +86,7 @@ class OpenAIServer:
                 span.set(otel.RESPONSE_STATUS, answer.status)
                 return answer
         except StokerError as error:
-            call.outcome = outcome_of(error)
+            call.outcome = metrics.outcome_of(error)
             return openai_errors.response(error, {"x-request-id": call.request_id})
         except (ConnectionResetError, aiohttp.ClientConnectionResetError):
             call.outcome = "cancelled"
@@ -313,12 +313,3 @@ def no_room_in_time() -> DeadlineExceeded:
 
 def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
-
-
-def outcome_of(error: StokerError) -> str:
-    """As the metrics call it."""
-    if error.code is Code.DEADLINE_EXCEEDED:
-        return "timeout"
-    if error.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
-        return "unavailable"
-    return "refused" if error.code.value < 500 else "failed"

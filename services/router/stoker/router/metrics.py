@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from stoker.common.errors import Code, StokerError
+
 _M = TypeVar("_M", Counter, Gauge, Histogram)
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -69,3 +71,12 @@ RESYNCS = Counter("stoker_router_digest_resyncs_total", "Digests that had to be 
 def of(metric: _M, *labels: str) -> _M:
     """The metric's child with these labels; looking one up costs more than counting."""
     return metric.labels(*labels)
+
+
+def outcome_of(error: StokerError) -> str:
+    """What `REQUESTS` calls the end of a request that got this error from the router."""
+    if error.code is Code.DEADLINE_EXCEEDED:
+        return "timeout"
+    if error.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
+        return "unavailable"
+    return "refused" if error.code.value < 500 else "failed"

@@ -17,7 +17,6 @@ from stoker.router.http import (
     ROUTES,
     internal_error,
     no_room_in_time,
-    outcome_of,
     read_body,
     request_id_of,
     seconds_allowed,
@@ -53,7 +52,7 @@ class Checks:
             metrics.of(metrics.REQUESTS, api, "cancelled").inc()
             raise
         except StokerError as error:
-            metrics.of(metrics.REQUESTS, api, outcome_of(error)).inc()
+            metrics.of(metrics.REQUESTS, api, metrics.outcome_of(error)).inc()
             return refusal(error, {"x-request-id": request_id})
         except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
             metrics.of(metrics.REQUESTS, api, "failed").inc()
