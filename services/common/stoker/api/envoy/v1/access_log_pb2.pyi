@@ -156,7 +156,6 @@ class Common(Message):
     TIME_TO_FIRST_DOWNSTREAM_TX_BYTE_FIELD_NUMBER: int
     RESPONSE_FLAGS_FIELD_NUMBER: int
     UPSTREAM_TRANSPORT_FAILURE_REASON_FIELD_NUMBER: int
-    DURATION_FIELD_NUMBER: int
     ACCESS_LOG_TYPE_FIELD_NUMBER: int
     upstream_transport_failure_reason: str
     """Why the connection to the engine failed, in words."""
@@ -174,10 +173,6 @@ class Common(Message):
     def response_flags(self) -> ResponseFlags:
         """What went wrong."""
 
-    @property
-    def duration(self) -> Duration:
-        """How long the request took."""
-
     def __init__(
         self,
         *,
@@ -185,11 +180,10 @@ class Common(Message):
         time_to_first_downstream_tx_byte: Duration | None = ...,
         response_flags: ResponseFlags | None = ...,
         upstream_transport_failure_reason: str = ...,
-        duration: Duration | None = ...,
         access_log_type: AccessLogType.ValueType = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["duration", b"duration", "response_flags", b"response_flags", "time_to_first_downstream_tx_byte", b"time_to_first_downstream_tx_byte", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte"]) -> bool: ...
-    def ClearField(self, field_name: Literal["access_log_type", b"access_log_type", "duration", b"duration", "response_flags", b"response_flags", "time_to_first_downstream_tx_byte", b"time_to_first_downstream_tx_byte", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte", "upstream_transport_failure_reason", b"upstream_transport_failure_reason"]) -> None: ...
+    def HasField(self, field_name: Literal["response_flags", b"response_flags", "time_to_first_downstream_tx_byte", b"time_to_first_downstream_tx_byte", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte"]) -> bool: ...
+    def ClearField(self, field_name: Literal["access_log_type", b"access_log_type", "response_flags", b"response_flags", "time_to_first_downstream_tx_byte", b"time_to_first_downstream_tx_byte", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte", "upstream_transport_failure_reason", b"upstream_transport_failure_reason"]) -> None: ...
 
 @final
 class ResponseFlags(Message):
