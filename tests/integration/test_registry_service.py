@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -438,12 +439,17 @@ async def test_a_watcher_that_leaves_in_the_middle_of_a_message_is_forgotten(reg
     assert registry.registry is not None
     hub = registry.registry.hub
     async with rpc.channel(registry.endpoint) as channel, RegistryClient([registry.endpoint]) as client:
-        for i in range(40):
-            await client.put_deployment(spec(f"d{i}", engine_args=["x" * 100_000]))
         stub: registry_pb2_grpc.RegistryServiceAsyncStub = registry_pb2_grpc.RegistryServiceStub(channel)
         call = stub.Watch(registry_pb2.WatchRequest(topics=[registry_pb2.TOPIC_DEPLOYMENTS]))
         await call.read()
-        await eventually(lambda: [w for w in hub._watchers if w._handed_at is not None])
+
+        async def a_message_waits() -> bool:
+            """How much the connection's buffers take before is the host's affair."""
+            await client.put_deployment(spec("chat", engine_args=[str(random.random()), "x" * 100_000]))
+            now = time.monotonic()
+            return any(w._handed_at is not None and now - w._handed_at > 0.2 for w in hub._watchers)
+
+        await eventually(a_message_waits, within_s=20)
         call.cancel()
         await eventually(lambda: not hub._watchers)
 
