@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.local.chat_template import CHAT_TEMPLATE
-from stoker.router.render import ChatTemplate, Conversation, NotRendered
+from stoker.router.render import MEDIA_MARK, ChatTemplate, Conversation, NotRendered
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 USER = {"role": "user", "content": "hi"}
@@ -151,7 +151,11 @@ def test_only_variables_the_template_knows_are_passed() -> None:
     assert render(source, [USER], variables={"enable_thinking": False, "messages": [], "x": 1}) == "FalseTrue"
 
 
-def test_images_are_not_rendered_here() -> None:
-    message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
-    with pytest.raises(NotRendered, match="image_url"):
-        render(CHAT_TEMPLATE, [message])
+def test_media_leave_a_mark_where_they_stand() -> None:
+    parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    assert render("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == f"see\n{MEDIA_MARK}"
+
+
+def test_parts_of_unknown_kinds_are_not_rendered() -> None:
+    with pytest.raises(NotRendered, match="hologram"):
+        render(CHAT_TEMPLATE, [{"role": "user", "content": [{"type": "hologram"}]}])

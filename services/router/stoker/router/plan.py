@@ -14,20 +14,23 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import msgspec
+import xxhash
 
 from stoker.common.blocks import block_keys, root_key
 from stoker.common.errors import FieldViolation, InvalidRequest
 from stoker.router import core, metrics
 from stoker.router.pools import Pool
 from stoker.router.prompt import TOKENIZE, Asked, Prompt
-from stoker.router.render import NotRendered
+from stoker.router.render import MEDIA_MARK, Conversation, NotRendered, media_of
 from stoker.router.tokenizer import ModelTokenizer
 from stoker.router.tokenizer_store import TokenizerStore
 
-TOKENS, BYTES, NONE = "tokens", "bytes", "none"
+TOKENS, MEDIA, BYTES, NONE = "tokens", "media", "bytes", "none"
 
 _GUESSED_OUTPUT_TOKENS = 256
 _BYTES_PER_TOKEN = 4
+# How many tokens an image becomes is the model's affair: of the order of a thousand in most.
+_GUESSED_MEDIA_TOKENS = 1024
 # A few huge prompts can keep all threads busy for a minute; those behind them go without keys.
 _PATIENCE_S = 2.0
 # A text that the engine shall cut is tokenized up to this many times the longest that could fit.
@@ -129,7 +132,10 @@ def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter:
     """Tokens and keys where possible, keys over bytes otherwise."""
     why = prompt.unreadable
     if not why:
+        root = root_key(pool.model, lora=adapter, cache_salt=prompt.cache_salt)
         try:
+            if tokenizer is not None and prompt.conversation is not None and media_of(prompt.conversation):
+                return _read_media(prompt, prompt.conversation, tokenizer, pool, root)
             token_lists = tokens_of(prompt, tokenizer, pool.max_model_len)
         except NotRendered:
             why = "not_rendered"
@@ -137,7 +143,6 @@ def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter:
             if token_lists is not None:
                 tokens = sum(map(len, token_lists))
                 _refuse_long_prompt(tokens, len(token_lists), pool.max_model_len)
-                root = root_key(pool.model, lora=adapter, cache_salt=prompt.cache_salt)
                 # Several prompts in one request are usually kin: the first one leads.
                 keys = block_keys(token_lists[0], pool.block_size, root)
                 return _Read(keys, tokens, TOKENS)
@@ -149,6 +154,31 @@ def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter:
     units = array("I", raw + b"\0" * (-len(raw) % 4))
     root = root_key(pool.model + _BYTES_DOMAIN, lora=adapter, cache_salt=prompt.cache_salt)
     return _Read(block_keys(units, pool.block_size, root), max(1, len(units)), BYTES, why)
+
+
+def _read_media(
+    prompt: Prompt, conversation: Conversation, tokenizer: ModelTokenizer, pool: Pool, root: int
+) -> _Read:
+    """Keys of a conversation with images, sounds or videos.
+
+    Up to the first of them the engine's blocks are known by their tokens. Behind it they are not: which tokens and
+    hashes media become is the model's affair. There the keys, of the text's tokens and the media's content, are this
+    router's own, which brings the next turn to where it sent this one.
+    """
+    media = media_of(conversation)
+    texts = tokenizer.render(conversation).split(MEDIA_MARK)
+    if len(texts) != len(media) + 1:
+        raise NotRendered("the chat template does not show each image, sound and video once")
+    tokens: list[int] = []
+    extras: dict[int, list[bytes]] = {}
+    for text, part in zip(texts, [*media, None], strict=True):
+        tokens += _encode(text, prompt, tokenizer, pool.max_model_len)
+        if part is not None:
+            content = xxhash.xxh3_128_digest(msgspec.json.encode(part))
+            extras.setdefault(len(tokens) // pool.block_size, []).append(content)
+    _refuse_long_prompt(len(tokens), 1, pool.max_model_len)
+    keys = block_keys(tokens, pool.block_size, root, extras)
+    return _Read(keys, len(tokens) + _GUESSED_MEDIA_TOKENS * len(media), MEDIA)
 
 
 def tokens_of(prompt: Prompt, tokenizer: ModelTokenizer | None, max_model_len: int) -> list[Sequence[int]] | None:

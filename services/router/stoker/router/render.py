@@ -31,6 +31,12 @@ _TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
+_MEDIA_PARTS = {
+    *("image_url", "input_image", "image", "image_pil", "image_embeds"),
+    *("audio_url", "input_audio", "audio_embeds", "video_url", "input_video"),
+}
+MEDIA_MARK = "\ue000stoker-media\ue000"
+"""Stands in a rendered prompt where the engine puts the tokens of an image, a sound or a video."""
 _CONTINUE_MARK = "\ue000stoker-continue\ue000"
 # Attribution that some clients put first in a system prompt; it changes with every request, and the engine drops it.
 _BILLING_HEADER = "x-anthropic-billing-header"
@@ -72,7 +78,10 @@ class ChatTemplate:
         self._knows_developer = "'developer'" in source or '"developer"' in source
 
     def render(self, conversation: Conversation) -> str:
-        """The prompt as text. Raises NotRendered where the template refuses or the content is not text alone."""
+        """The prompt as text, with `MEDIA_MARK` for each of `media_of`.
+
+        Raises NotRendered where the template refuses, or the content is of a kind unknown here.
+        """
         messages = [self._prepare(message) for message in conversation.messages]
         if not messages:
             raise NotRendered("messages: an empty conversation has no prompt")
@@ -120,6 +129,13 @@ class ChatTemplate:
         return prepared
 
 
+def media_of(conversation: Conversation) -> list[Mapping[str, Any]]:
+    """The content parts that are no text, in order: what blocks behind them depend on besides their tokens."""
+    contents = [message.get("content") for message in conversation.messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [part for part in parts if isinstance(part, dict) and str(part.get("type")) in _MEDIA_PARTS]
+
+
 def _parts(content: object, role: str) -> list[dict[str, Any]]:
     if content is None:
         content = []
@@ -132,6 +148,9 @@ def _parts(content: object, role: str) -> list[dict[str, Any]]:
         if isinstance(part, str):
             part = {"type": "text", "text": part}
         kind = part.get("type", "text") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in _MEDIA_PARTS:
+            parts.append({"type": "text", "text": MEDIA_MARK})
+            continue
         if not isinstance(kind, str) or kind not in _TEXT_PARTS:
             raise NotRendered(f"messages: content parts of type {kind!r} are not rendered here")
         text = part.get(_TEXT_PARTS[kind])
