@@ -106,6 +106,21 @@ def test_adding_a_replica_moves_keys_only_to_it(members: list[str], newcomer: st
     assert moved <= 200 * 3 / (len(members) + 1)
 
 
+weights = st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from((0.5, 1.0, 2.0)), max_size=8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(weights, min_size=1, max_size=6), st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20))
+def test_a_ring_does_not_tell_how_it_came_to_be(turns: list[dict[str, float]], keys: list[int]) -> None:
+    ring = Ring({}, vnodes=16)
+    for members in turns:
+        ring = ring.turned_to(members)
+        fresh = Ring(members, vnodes=16)
+        for key in keys:
+            assert list(ring.order(key)) == list(fresh.order(key))
+            assert ring.home(key) == fresh.home(key)
+
+
 key_sets = st.sets(st.integers(1, 40))
 
 

@@ -48,7 +48,8 @@ class Fleet:
         self.fairness = Fairness(self.config.fair_tokens)
         self.turn = 0  # the round-robin policy's position
         self._replicas: dict[str, Replica] = {}
-        self._ring: Ring | None = None
+        self._ring = Ring({}, self.config.vnodes)
+        self._ring_holds = True  # who is announced
         self._panels: dict[tuple[str, Role, frozenset[str]], Panel] = {}
 
     @property
@@ -59,9 +60,9 @@ class Fleet:
     @property
     def ring(self) -> Ring:
         """The ring of all announced replicas: draining or ejected ones keep their place, so that keys stay."""
-        if self._ring is None:
-            weights = {replica.id: replica.capacity for replica in self._replicas.values()}
-            self._ring = Ring(weights, self.config.vnodes)
+        if not self._ring_holds:
+            self._ring = self._ring.turned_to({replica.id: replica.capacity for replica in self._replicas.values()})
+            self._ring_holds = True
         return self._ring
 
     def fit(self, adapter: str, role: Role) -> tuple[Replica, ...]:
@@ -83,7 +84,7 @@ class Fleet:
         """Add a replica or replace what was announced of it."""
         old = self._replicas.get(replica.id)
         if old is None or old.capacity != replica.capacity:
-            self._ring = None
+            self._ring_holds = False
         if old is None or replace(old, prefill_rate=replica.prefill_rate) != replica:
             self._panels.clear()
         self._replicas[replica.id] = replica
@@ -93,7 +94,7 @@ class Fleet:
         """Drop a replica that left; its requests in flight may still be released."""
         if self._replicas.pop(replica, None) is None:
             return
-        self._ring = None
+        self._ring_holds = False
         self._panels.clear()
         self.rates.remove(replica)
         self.index.forget(replica)
