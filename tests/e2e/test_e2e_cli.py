@@ -14,6 +14,7 @@ import pytest
 
 from stoker.local.state import Home
 from tests.support.stack import Cli
+from tests.support.waiting import eventually_blocking
 
 pytestmark = pytest.mark.e2e
 
@@ -24,14 +25,6 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
     yield command
     command.run("down", timeout_s=90)
     assert command.left() == []
-
-
-def until(true: object, within_s: float, what: str) -> None:
-    assert callable(true)
-    deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        time.sleep(0.05)
 
 
 def completed(api: str) -> Any:
@@ -63,7 +56,7 @@ def test_a_day_in_the_life_of_a_stack(cli: Cli, tmp_path: Path) -> None:
     assert cli.json("scale", "tiny", "3")["previous"] == 2
     assert cli.json("status")["unplaced"] == []
     cli.json("scale", "tiny", "5", "--no-wait")
-    until(lambda: bool(cli.json("status")["unplaced"]), 10, "the planner says what has no place")
+    eventually_blocking(lambda: bool(cli.json("status")["unplaced"]), "the planner says what has no place", 10)
     (waiting,) = cli.json("status")["unplaced"]
     assert (waiting["deployment"], waiting["replicas"]) == ("tiny", 2)
     assert "of 3 nodes 0 fit" in waiting["reason"]
@@ -120,7 +113,7 @@ def started_services(cli: Cli, part: str, count: int) -> bool:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_stops_what_was_started(cli: Cli, signum: signal.Signals) -> None:
     demo = cli.start("demo", "--engine", "sim")
-    until(lambda: started_services(cli, "demo", 3), 30, "some services are ready")
+    eventually_blocking(lambda: started_services(cli, "demo", 3), "some services are ready", 30)
     demo.send_signal(signum)
     out, err = demo.communicate(timeout=60)
     assert demo.returncode == 130, err
@@ -133,19 +126,20 @@ def test_ctrl_c_stops_what_was_started(cli: Cli, signum: signal.Signals) -> None
 
 def test_a_killed_demo_takes_its_stack_along(cli: Cli) -> None:
     demo = cli.start("demo", "--engine", "sim")
-    until(lambda: started_services(cli, "demo", 8), 30, "all services are ready")
+    eventually_blocking(lambda: started_services(cli, "demo", 8), "all services are ready", 30)
     demo.kill()
     demo.communicate()
-    until(lambda: cli.left() == [], 30, "nothing is left of a killed demo")
+    eventually_blocking(lambda: cli.left() == [], "nothing is left of a killed demo", 30)
 
 
 def test_down_ends_what_a_killed_supervisor_left(cli: Cli) -> None:
     cli.run("up", "--engine", "sim", "--replicas", "1")
     state = Home(cli.home).read_state()
     assert state is not None
-    assert state.supervisor is not None
-    assert state.supervisor.signal(signal.SIGKILL)
-    until(lambda: state.supervisor is not None and not state.supervisor.alive(), 5, "the supervisor is gone")
+    supervisor = state.supervisor
+    assert supervisor is not None
+    assert supervisor.signal(signal.SIGKILL)
+    eventually_blocking(lambda: not supervisor.alive(), "the supervisor is gone", 5)
     assert len(cli.left()) >= 7
     assert cli.json("down")["ended"] >= 7
     assert cli.left() == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.stack import Cli
+from tests.support.waiting import eventually_blocking
 
 pytestmark = pytest.mark.e2e
 
@@ -36,21 +36,19 @@ def ask(api: str) -> tuple[str, int]:
         return answer.headers["x-stoker-replica"], json.load(answer)["usage"]["completion_tokens"]
 
 
-def routed(api: str) -> tuple[str, int]:
-    """The same, once the router has heard of the replica."""
-    deadline = time.monotonic() + _ROUTED_S
-    while True:
-        try:
-            return ask(api)
-        except urllib.error.HTTPError as error:
-            if error.code != 503 or time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
+def ask_if_routed(api: str) -> tuple[str, int] | None:
+    """The same; None while the router has not heard of the replica."""
+    try:
+        return ask(api)
+    except urllib.error.HTTPError as error:
+        if error.code != 503:
+            raise
+        return None
 
 
 def test_a_stack_with_envoy_in_front_serves(cli: Cli) -> None:
     up = cli.json("up", "--engine", "sim", "--replicas", "1", "--data-plane", "envoy")
     (api,) = up["endpoints"]["envoy"]
     assert api in up["requests"]["OpenAI HTTP"]
-    replica, tokens = routed(api)
+    replica, tokens = eventually_blocking(lambda: ask_if_routed(api), "Envoy routes to the replica", _ROUTED_S)
     assert (replica != "", tokens) == (True, 4)

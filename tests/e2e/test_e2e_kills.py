@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -21,11 +22,14 @@ from stoker.cli.serving import Serving
 from stoker.local.deployment import LocalDeployment
 from stoker.local.state import Home, ServiceState
 from tests.support.stack import serving
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.timeout(240)]
 
 LONGEST_S = 20.0
 """No request may take longer, whatever dies; undisturbed they take about 0.2 s."""
+_BACK_S = 45.0
+"""Longest time in which what was killed must be back."""
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,7 @@ async def load(url: str, clients: int = 4) -> AsyncIterator[Load]:
                 "stream": turn % 2 == 0,
             }
             began = loop.time()
+            lost = False
             try:
                 async with session.post(f"{url}/v1/completions", json=body) as answer:
                     text = await answer.text()
@@ -69,16 +74,20 @@ async def load(url: str, clients: int = 4) -> AsyncIterator[Load]:
                     seen.outcomes["broken stream" if broken else str(answer.status)] += 1
             except aiohttp.ClientError as error:
                 seen.outcomes[type(error).__name__] += 1
-                await asyncio.sleep(0.05)
+                lost = True
             seen.slowest_s = max(seen.slowest_s, loop.time() - began)
+            if lost:
+                await eventually(lambda: accepts(url), "the router listens again", _BACK_S, not_yet=(OSError,))
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LONGEST_S)) as session:
         tasks = [asyncio.create_task(client(session, n)) for n in range(clients)]
         try:
-            await until(lambda: seen.outcomes["200"] >= 2 * clients, "requests succeed before anything is killed")
+            await eventually(
+                lambda: seen.outcomes["200"] >= 2 * clients, "requests succeed before anything is killed", _BACK_S
+            )
             yield seen
             good = seen.outcomes["200"]
-            await until(lambda: seen.outcomes["200"] >= good + 2 * clients, "requests succeed again")
+            await eventually(lambda: seen.outcomes["200"] >= good + 2 * clients, "requests succeed again", _BACK_S)
             over.set()
             await asyncio.wait_for(asyncio.gather(*tasks), LONGEST_S + 5)
         finally:
@@ -88,14 +97,12 @@ async def load(url: str, clients: int = 4) -> AsyncIterator[Load]:
     assert seen.slowest_s < LONGEST_S
 
 
-async def until(true: object, what: str, within_s: float = 45.0) -> None:
-    assert callable(true)
-    try:
-        async with asyncio.timeout(within_s):
-            while not true():  # noqa: ASYNC110 - other processes; there is nothing to await
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        pytest.fail(f"not within {within_s} s: {what}")
+async def accepts(url: str) -> bool:
+    """Whether somebody listens there; OSError if not."""
+    parts = urlsplit(url)
+    _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.close()
+    return True
 
 
 def service(stack: Serving, name: str) -> ServiceState:
@@ -109,17 +116,20 @@ async def kill_and_see_it_back(stack: Serving, name: str) -> None:
     before = service(stack, name)
     assert before.process is not None
     assert before.process.signal(signal.SIGKILL)
-    await until(lambda: service(stack, name).restarts > before.restarts, f"{name} is missed")
-    await until(lambda: service(stack, name).status == "ready", f"{name} is ready again")
+    await eventually(lambda: service(stack, name).restarts > before.restarts, f"{name} is missed", _BACK_S)
+    await eventually(lambda: service(stack, name).status == "ready", f"{name} is ready again", _BACK_S)
 
 
 async def fleet_when_settled(stack: Serving, within_s: float = 60.0) -> Fleet:
-    async with asyncio.timeout(within_s), Registries(stack.state.endpoints.registry) as registries:
-        while True:
+    async with Registries(stack.state.endpoints.registry) as registries:
+
+        async def fleet_if_settled() -> Fleet | None:
             fleet = await registries.fleet()
-            if settled(fleet, "tiny") and {x.role for x in fleet.records.leaders} == {"scaler", "planner"}:
-                return fleet
-            await asyncio.sleep(0.1)
+            led = {leader.role for leader in fleet.records.leaders} == {"scaler", "planner"}
+            return fleet if settled(fleet, "tiny") and led else None
+
+        fleet: Fleet = await eventually(fleet_if_settled, "the fleet is settled", within_s)
+        return fleet
 
 
 def pids(fleet: Fleet) -> dict[str, int]:
@@ -147,10 +157,12 @@ async def test_an_engine_fails_only_its_own_streams_and_comes_back(stack: Servin
     before = pids(await fleet_when_settled(stack))
     async with load(stack.state.endpoints.http[0], clients=6) as seen:
         os.kill(before["tiny-0"], signal.SIGKILL)
-        async with asyncio.timeout(60):
-            while pids(await fleet_when_settled(stack)) == before:  # noqa: ASYNC110 - another process
-                await asyncio.sleep(0.2)
-    after = pids(await fleet_when_settled(stack))
+
+        async def pids_if_changed() -> dict[str, int] | None:
+            found = pids(await fleet_when_settled(stack))
+            return found if found != before else None
+
+        after = await eventually(pids_if_changed, "the killed engine is replaced", 60.0)
     assert after["tiny-0"] != before["tiny-0"]
     assert after["tiny-1"] == before["tiny-1"]
     # At most what ran on it at that moment: the streams that had begun.

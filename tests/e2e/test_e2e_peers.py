@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from stoker.local import process
+from tests.support.waiting import eventually_blocking
 
 pytestmark = pytest.mark.e2e
 
@@ -43,14 +43,15 @@ def test_stoker_alone_is_measured_on_a_stack_of_its_own(tmp_path: Path) -> None:
     assert process.writing_under(tmp_path) == []
 
 
+def under_way(running: subprocess.Popen[str], home: Path) -> bool:
+    assert running.poll() is None, running.communicate()
+    return len(process.writing_under(home)) >= 2
+
+
 def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
     running = start(tmp_path, "--measure", "speed", "--rounds", "100", "--prompt-bytes", "2000")
     try:
-        deadline = time.monotonic() + 60
-        while len(process.writing_under(tmp_path)) < 2:
-            assert running.poll() is None, running.communicate()
-            assert time.monotonic() < deadline, "router and engines did not start"
-            time.sleep(0.1)
+        eventually_blocking(lambda: under_way(running, tmp_path), "router and engines start", 60)
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=30) == 130
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -16,6 +15,7 @@ from stoker.local.etcd import EtcdMember
 from stoker.local.ports import PortPicker
 from stoker.local.stack import LocalStack
 from stoker.local.state import Endpoints, Home, Plan, Probe, Service, ServiceState
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -41,14 +41,14 @@ def python(name: str, code: str) -> Service:
 
 
 async def service_when(stack: LocalStack, name: str, wanted: str, restarts: int) -> ServiceState:
-    async with asyncio.timeout(20):
-        while True:
-            state = stack.state()
-            assert state is not None
-            found = next(s for s in state.services if s.name == name)
-            if found.status == wanted and found.restarts >= restarts:
-                return found
-            await asyncio.sleep(0.02)
+    def service() -> ServiceState | None:
+        state = stack.state()
+        assert state is not None
+        found = next(s for s in state.services if s.name == name)
+        return found if found.status == wanted and found.restarts >= restarts else None
+
+    there: ServiceState = await eventually(service, f"{name} is {wanted}", 20.0)
+    return there
 
 
 async def test_what_is_killed_starts_again(stack: LocalStack) -> None:
@@ -71,7 +71,7 @@ async def test_what_ends_while_starting_is_named_with_its_last_words(stack: Loca
 
 
 async def test_what_is_never_ready_is_named(stack: LocalStack) -> None:
-    silent = python("silent", "import time; time.sleep(60)")
+    silent = python("silent", "import signal; signal.pause()")
     with pytest.raises(StokerError, match=r"silent was not ready after 2 s"):
         await stack.start(plan(stack, silent, start_timeout_s=2.0), lambda _: None)
     assert process.writing_under(stack.home.path) == []
@@ -93,7 +93,7 @@ async def test_two_stacks_do_not_share_a_home(stack: LocalStack) -> None:
 
 async def test_orphans_are_ended_with_the_stack(stack: LocalStack) -> None:
     """An engine outlives its agent: what a dead service left behind is found by its log."""
-    leaves = python("leaves", "import os, time\nif os.fork(): os._exit(1)\nos.setsid(); time.sleep(60)")
+    leaves = python("leaves", "import os, signal\nif os.fork(): os._exit(1)\nos.setsid(); signal.pause()")
     with pytest.raises(StokerError, match="leaves ended with status 1"):
         await stack.start(plan(stack, leaves), lambda _: None)
     assert process.writing_under(stack.home.path) == []

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer
 
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
+from stoker.api.router.v1 import router_pb2, router_pb2_grpc
 from stoker.bench import routing
 from stoker.bench.stats import CacheCounters
 from stoker.cli.demo import bench_of
@@ -31,6 +32,7 @@ from stoker.cli.fleet import Registries, wait_settled
 from stoker.cli.serving import Serving
 from stoker.local.deployment import LocalDeployment
 from tests.support.stack import serving
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.e2e,
@@ -198,11 +200,19 @@ async def test_a_repeated_prefix_is_found_again(stack: Serving) -> None:
     async with grpc.aio.insecure_channel(stack.state.endpoints.router[0]) as channel:
         aio = inference_pb2_grpc.InferenceServiceStub(channel)
         served, cached = [], []
+        router = router_pb2_grpc.RouterServiceStub(channel)
+
+        async def reported() -> bool:
+            """The engine's own word on the prefix has come as far as the router."""
+            asked = router_pb2.ExplainRequest(request=generate(f"{LONG} and more"))
+            candidates = (await router.Explain(asked, timeout=10)).decision.candidates
+            return any(c.confidence == "exact" and c.matched_tokens > 500 for c in candidates)
+
         for turn in range(3):
             steps = [s async for s in aio.Generate(generate(f"{LONG} and {turn}", max_tokens=2), timeout=60)]
             served.append(steps[0].started.replica_id)
             cached.append(steps[-1].finished.usage.cached_prompt_tokens)
-            await asyncio.sleep(0.3)  # between two turns of a conversation: time for the digest to travel
+            await eventually(reported, "the router has heard of the prefix's blocks")
     after = await routing.cache_counters(stack.engine_urls())
     assert len(set(served)) == 1
     assert cached[0] < 32
@@ -225,9 +235,11 @@ async def running(stack: Serving) -> float:
 
 async def seconds_until(stack: Serving, wanted: float, within_s: float) -> float:
     began = time.monotonic()
-    while await running(stack) != wanted:
-        assert time.monotonic() - began < within_s, f"{await running(stack)} requests run, not {wanted}"
-        await asyncio.sleep(0.02)
+
+    async def so_many() -> bool:
+        return await running(stack) == wanted
+
+    await eventually(so_many, f"{wanted:g} requests run", within_s)
     return time.monotonic() - began
 
 

@@ -18,6 +18,7 @@ from stoker.router.app import RouterApp
 from stoker.router.config import RouterConfig
 from stoker.router.envoy.binary import binary, command
 from stoker.router.envoy.bootstrap import bootstrap
+from tests.support.waiting import eventually
 
 _START_S = 30.0
 
@@ -53,12 +54,11 @@ async def running_envoy(app: RouterApp, folder: Path, *settings: str) -> AsyncIt
 
 
 async def _serves(process: asyncio.subprocess.Process, url: str, log: Path) -> None:
-    deadline = asyncio.get_running_loop().time() + _START_S
     async with aiohttp.ClientSession() as session:
-        while process.returncode is None and asyncio.get_running_loop().time() < deadline:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with session.get(f"{url}/health") as answer:
-                    if answer.status == 200:
-                        return
-            await asyncio.sleep(0.05)
-    raise AssertionError(f"Envoy does not serve: {last_lines(log)}")
+
+        async def serves() -> bool:
+            assert process.returncode is None, f"Envoy ended: {last_lines(log)}"
+            async with session.get(f"{url}/health") as answer:
+                return answer.status == 200
+
+        await eventually(serves, f"Envoy serves; its log is {log}", _START_S, not_yet=(aiohttp.ClientError,))
