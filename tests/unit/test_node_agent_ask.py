@@ -10,6 +10,9 @@ import pytest
 
 from stoker.api.inference.v1 import inference_pb2
 from stoker.common.errors import DeadlineExceeded, StokerError, Unavailable
+from stoker.common.ticket_keys import KeyFile
+from stoker.node_agent.config import TicketsConfig
+from stoker.node_agent.gate import Gate
 from stoker.node_agent.server import InferenceServer
 
 
@@ -39,8 +42,10 @@ class Silent:
 )
 async def test_only_an_engine_that_is_away_is_unavailable(error: Exception, raised: type[StokerError]) -> None:
     life = SimpleNamespace(client=SimpleNamespace(base_url="http://engine"))
-    supervisor = SimpleNamespace(serving=lambda replica_id, model: SimpleNamespace(replica_id="a", life=life))
+    runner = SimpleNamespace(replica_id="a", life=life, member=SimpleNamespace(epoch=1))
+    supervisor = SimpleNamespace(serving=lambda replica_id, model: runner)
     context = SimpleNamespace(time_remaining=lambda: 5.0, invocation_metadata=lambda: ())
-    server = InferenceServer(cast(Any, supervisor), cast(Any, None), cast(Any, Silent(error)), 1)
+    gate = Gate(TicketsConfig(), KeyFile(""))
+    server = InferenceServer(cast(Any, supervisor), cast(Any, None), cast(Any, Silent(error)), 1, gate)
     with pytest.raises(raised):
         await server.Embed(inference_pb2.EmbedRequest(model="m", texts=["x"]), cast(Any, context))

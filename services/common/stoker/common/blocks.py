@@ -59,16 +59,24 @@ def block_keys(
         raise ValueError(f"block_size must be at least 1 token, got {block_size}")
     whole = len(tokens) - len(tokens) % block_size
     packed = pack_tokens(tokens[:whole] if whole != len(tokens) else tokens)
+    if not extras:
+        return packed_block_keys(packed, block_size, parent)
     digest = xxhash.xxh3_64_intdigest
     key = parent
-    blocks = struct.iter_unpack(f"{4 * block_size}s", packed)
-    if not extras:
-        return [key := digest(block, key) for (block,) in blocks]
     keys = []
-    for position, (block,) in enumerate(blocks):
+    for position, (block,) in enumerate(struct.iter_unpack(f"{4 * block_size}s", packed)):
         key = digest(block + _pack_extras(extras.get(position, ())), key)
         keys.append(key)
     return keys
+
+
+def packed_block_keys(packed: bytes, block_size: int, parent: int) -> list[int]:
+    """Return the same for token ids as little-endian u32, without extras."""
+    digest = xxhash.xxh3_64_intdigest
+    key = parent
+    size = 4 * block_size
+    whole = memoryview(packed)[: len(packed) - len(packed) % size]
+    return [key := digest(block, key) for (block,) in struct.iter_unpack(f"{size}s", whole)]
 
 
 def _pack_extras(extras: Sequence[bytes]) -> bytes:

@@ -17,11 +17,12 @@ import structlog
 from stoker.api.common.v1 import common_pb2
 from stoker.api.inference.v1 import inference_pb2_grpc
 from stoker.api.node.v1 import node_pb2_grpc
-from stoker.common import metrics, service, tls
+from stoker.common import metrics, service, ticket_keys, tls
 from stoker.common.rpc import RpcServer
 from stoker.common.tls import Tls
 from stoker.node_agent import gpus
 from stoker.node_agent.config import AgentConfig
+from stoker.node_agent.gate import Gate
 from stoker.node_agent.ports import Ports
 from stoker.node_agent.relay import InFlight, Relay
 from stoker.node_agent.reports import Unheard
@@ -53,10 +54,11 @@ async def serve(config: AgentConfig, stop: asyncio.Event) -> None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
             async with (
                 tls.following(config.tls) as secure,
+                ticket_keys.following(config.tickets.keys) as keys,
                 aiohttp.ClientSession(connector=connector) as session,
             ):
                 server = RpcServer.bind(config.listen, _SERVICES, tls=secure)
-                await _serve(config, stop, state, server, session, secure)
+                await _serve(config, stop, state, server, session, secure, Gate(config.tickets, keys))
     finally:
         state.close()
 
@@ -68,6 +70,7 @@ async def _serve(
     server: RpcServer,
     session: aiohttp.ClientSession,
     secure: Tls | None,
+    gate: Gate,
 ) -> None:
     node = describe(config, server.port, _incarnation(state))
     rng = Random()  # noqa: S311 - jitter and ports
@@ -87,7 +90,7 @@ async def _serve(
         )
     )
     relay = Relay(in_flight, config.relay)
-    inference = InferenceServer(supervisor, relay, session, config.relay.max_choices)
+    inference = InferenceServer(supervisor, relay, session, config.relay.max_choices, gate)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.server)
     connected = registry.connected.is_set if registry is not None else bool
     node_pb2_grpc.add_NodeServiceServicer_to_server(NodeServer(node, supervisor, connected), server.server)

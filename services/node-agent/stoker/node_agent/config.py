@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from stoker.common.ticket_keys import TicketKeysConfig
 from stoker.common.tls import TlsConfig
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -73,6 +74,19 @@ class RelayConfig:
 
 
 @dataclass(frozen=True)
+class TicketsConfig(TicketKeysConfig):
+    """Whose requests the agent takes."""
+
+    required: Annotated[
+        bool,
+        Meta(description="With keys: refuse requests without a ticket. Off while routers come to have the keys."),
+    ] = True
+    skew_s: Annotated[
+        float, Meta(ge=0, le=3600, description="Seconds by which a router's clock may differ from this host's.")
+    ] = 5.0
+
+
+@dataclass(frozen=True)
 class AgentConfig:
     """The node agent."""
 
@@ -115,6 +129,7 @@ class AgentConfig:
         float, Meta(ge=0, le=3600, description="Seconds that running calls may take to finish after SIGTERM.")
     ] = 10.0
     metrics_listen: Annotated[str, Meta(description="host:port of /metrics; empty for none.")] = ""
+    tickets: TicketsConfig = field(default_factory=TicketsConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
     report: ReportConfig = field(default_factory=ReportConfig)

@@ -16,7 +16,9 @@ from stoker.api.common.v1 import common_pb2
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.node.v1 import node_pb2, node_pb2_grpc
 from stoker.common.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
+from stoker.common.tickets import Ticket
 from stoker.node_agent import openai_body, state_files, tokenizer_files
+from stoker.node_agent.gate import Gate, hold_to
 from stoker.node_agent.member import MemberRunner
 from stoker.node_agent.openai_stream import refusal
 from stoker.node_agent.relay import Relay
@@ -38,8 +40,9 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
     """Generates, embeds and tokenizes on the engines of this host."""
 
     def __init__(
-        self, supervisor: Supervisor, relay: Relay, session: aiohttp.ClientSession, max_choices: int
+        self, supervisor: Supervisor, relay: Relay, session: aiohttp.ClientSession, max_choices: int, gate: Gate
     ) -> None:
+        self._gate = gate
         self._supervisor = supervisor
         self._relay = relay
         self._session = session
@@ -53,6 +56,7 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
         life, info = runner.life, runner.engine_info
         if life is None or info is None:
             raise Unavailable(f"replica {runner.replica_id} has no engine now", reason="REPLICA_NOT_READY")
+        hold_to(self._admitted(runner, context), request)
         path, body = openai_body.build(
             request,
             request.model or info.model_names[0],
@@ -74,6 +78,7 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
         if not request.texts or len(request.texts) > _MAX_TEXTS:
             raise InvalidRequest.field("texts", f"give 1 to {_MAX_TEXTS} texts, not {len(request.texts)}")
         runner = self._supervisor.serving(request.replica_id, request.model)
+        self._admitted(runner, context)
         body: dict[str, Any] = {"model": request.model, "input": list(request.texts), "encoding_format": "float"}
         if request.HasField("dimensions"):
             body["dimensions"] = request.dimensions
@@ -90,6 +95,7 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """Token ids, as Generate would see them."""
         runner = self._supervisor.serving(request.replica_id, request.model)
+        self._admitted(runner, context)
         body: dict[str, Any] = {"model": request.model} if request.model else {}
         match request.WhichOneof("prompt"):
             case "text":
@@ -123,6 +129,9 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
                 f"model: {request.model[:80]!r} is not served here; known: {known}", reason="MODEL_NOT_FOUND"
             )
         return inference_pb2.GetModelResponse(model=models[request.model])
+
+    def _admitted(self, runner: MemberRunner, context: Context) -> Ticket | None:
+        return self._gate.check(context.invocation_metadata(), runner.replica_id, runner.member.epoch)
 
     def _models(self) -> dict[str, inference_pb2.Model]:
         models: dict[str, inference_pb2.Model] = {}

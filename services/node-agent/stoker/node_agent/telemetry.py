@@ -22,6 +22,7 @@ DIGEST_EVENTS = Counter(
 DIGEST_GAPS = Counter("stoker_agent_digest_gaps_total", "Times that KV events were lost for good.")
 DIGEST_BLOCKS = Gauge("stoker_agent_digest_blocks", "KV blocks held by the engines of this host, by tier.", ["tier"])
 
+TICKETS = Counter("stoker_agent_tickets_total", "Requests by what became of their tickets.", ["result"])
 RELAY_STREAMS = Gauge("stoker_agent_relay_streams", "Generate calls in the relay now.")
 RELAY_ENDED = Counter("stoker_agent_relay_ended_total", "Generate calls that ended, by reason.", ["reason"])
 RELAY_DELTAS = Counter("stoker_agent_relay_deltas_total", "Deltas relayed.")

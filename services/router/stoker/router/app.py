@@ -16,8 +16,9 @@ from aiohttp import web
 
 from stoker.api.router.v1 import router_pb2_grpc
 from stoker.common import metrics as exposition
-from stoker.common import otel, rpc, service, tls
+from stoker.common import otel, rpc, service, ticket_keys, tls
 from stoker.common.errors import StokerError
+from stoker.common.ticket_keys import KeyFile
 from stoker.common.tls import ServerTlsConfig, Tls, TlsConfig
 from stoker.router import grpc_inference, metrics, server
 from stoker.router.channels import Channels
@@ -28,6 +29,10 @@ from stoker.router.grpc_inference import InferenceServer
 from stoker.router.http import OpenAIServer
 from stoker.router.listening import listen
 from stoker.router.parity import ParityProbe
+from stoker.router.picking.endpoint import PickEndpoint
+from stoker.router.picking.picker import Picker
+from stoker.router.picking.picks import Picks
+from stoker.router.picking.signing import Signer
 from stoker.router.plan import Planner
 from stoker.router.routing import Router
 from stoker.router.server import RouterServer
@@ -40,6 +45,7 @@ log = structlog.get_logger(__name__)
 
 _HOUSEKEEPING_S = 0.5
 _CLIENT_KEEPALIVE_S = 75.0
+_ON_ITS_WAY_S = 2.0
 
 
 class RouterApp:
@@ -48,7 +54,13 @@ class RouterApp:
     `secure` has the certificates of its gRPC port and of its calls, `secure_http` those of the OpenAI port.
     """
 
-    def __init__(self, config: RouterConfig, secure: Tls | None = None, secure_http: Tls | None = None) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        secure: Tls | None = None,
+        secure_http: Tls | None = None,
+        keys: KeyFile | None = None,
+    ) -> None:
         self.config = config
         self._secure = secure
         self._secure_http = secure_http
@@ -73,6 +85,11 @@ class RouterApp:
         self.checks = HealthChecks(self.view, self.engines, config.checks, rng, time.monotonic)
         self.parity = ParityProbe(self.view, self.engines, self.tokenizers, rng)
         self._openai = OpenAIServer(self.router, self.engines, config.limits)
+        signer = Signer(keys or KeyFile(config.tickets.keys), config.pick.ticket_s)
+        self._own_pass = signer.own_pass
+        self.picks = Picks(self.router, config.pick.ticket_s + _ON_ITS_WAY_S, config.pick.silence_s)
+        self.picker = Picker(self.router, self.picks, signer, config.pick.alternatives)
+        self.pick_http = PickEndpoint(config, self.router, self.picker) if config.listen.pick else None
         self.envoy = EnvoyEndpoint(config, self.router) if config.listen.ext_authz else None
         self._tasks: list[asyncio.Task[None]] = []
         self._serving = False
@@ -81,18 +98,23 @@ class RouterApp:
         """Listen, not ready. Raises StokerError when an address is taken."""
         services = (grpc_inference.SERVICE, server.SERVICE)
         self.rpc = rpc.RpcServer.bind(self.config.listen.grpc, services, tls=self._secure)
-        InferenceServer(self.router, self.channels, self.config.limits).add_to(self.rpc.server)
-        router_pb2_grpc.add_RouterServiceServicer_to_server(RouterServer(self.router), self.rpc.server)
+        inference = InferenceServer(self.router, self.channels, self.config.limits, self._own_pass)
+        inference.add_to(self.rpc.server)
+        router_pb2_grpc.add_RouterServiceServicer_to_server(RouterServer(self.router, self.picker), self.rpc.server)
         if self.envoy is not None:
             self.envoy.add_to(self.rpc.server)
         await self.rpc.start()
         try:
             if self.envoy is not None:
                 await self.envoy.start()
+            if self.pick_http is not None:
+                await self.pick_http.start(self._secure_http)
             self._http = await self._listen()
         except StokerError:
             if self.envoy is not None:
                 await self.envoy.close()
+            if self.pick_http is not None:
+                self.pick_http.close()
             await self.rpc.stop(0)
             await self.engines.close()
             raise
@@ -124,6 +146,7 @@ class RouterApp:
         """NOT_SERVING, drain, stop."""
         self.router.draining = True
         await self.rpc.set_serving(False)
+        self.picks.close()  # their tokens do not come this way
         try:
             async with asyncio.timeout(self.config.drain_s):
                 await self.router.idle.wait()
@@ -139,6 +162,9 @@ class RouterApp:
         self._http.close()
         if self.envoy is not None:
             await self.envoy.close()
+        if self.pick_http is not None:
+            self.pick_http.close()
+        self.picks.close()
         await self._requests.shutdown(timeout=1.0)
         await self.rpc.stop(0.5)
         await self._announcing.close()
@@ -174,6 +200,9 @@ class RouterApp:
 
     def _housekeep(self) -> None:
         self.view.tidy()
+        self.picks.sweep()
+        if self.pick_http is not None:
+            self.pick_http.sweep()
         self.router.confirmations.check(time.monotonic())
         self._announcing.measure()
         metrics.IN_FLIGHT.set(self.router.in_flight)
@@ -190,8 +219,12 @@ async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
         last.callback(otel.shutdown)
         # The OpenAI port may have a certificate for the public of its own.
         http_tls = config.http_tls if config.http_tls != ServerTlsConfig() else _shown_to_anyone(config.tls)
-        async with tls.following(config.tls) as secure, tls.following(http_tls, "http_tls") as secure_http:
-            app = RouterApp(config, secure, secure_http)
+        async with (
+            tls.following(config.tls) as secure,
+            tls.following(http_tls, "http_tls") as secure_http,
+            ticket_keys.following(config.tickets.keys) as keys,
+        ):
+            app = RouterApp(config, secure, secure_http, keys)
             await app.start()
             await app.watch()
             log.info("router.listening", grpc_port=app.rpc.port, http_port=app.http_port)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from stoker.common.ticket_keys import TicketKeysConfig
 from stoker.common.tls import ServerTlsConfig, TlsConfig
 from stoker.router.core import HealthConfig, RoutingConfig, TenantLimits
 
@@ -19,6 +20,9 @@ class ListenConfig:
     http: Annotated[str, Meta(description="OpenAI HTTP")] = "127.0.0.1:7380"
     ext_authz: Annotated[
         str, Meta(description="HTTP ext_authz for an Envoy that carries the tokens, for it alone; empty for none")
+    ] = ""
+    pick: Annotated[
+        str, Meta(description="HTTP for Pick, at less cost than gRPC, with the certificate of `http`; empty for none")
     ] = ""
 
 
@@ -96,6 +100,21 @@ class EnvoyConfig:
 
 
 @dataclass(frozen=True)
+class PickConfig:
+    """Requests that are picked here and sent by their callers."""
+
+    ticket_s: Annotated[
+        float, Meta(description="within which a node must have a picked request, seconds", ge=1, le=600)
+    ] = 10.0
+    silence_s: Annotated[
+        float, Meta(description="a request that its caller says nothing more of is given up, seconds", ge=1)
+    ] = 15.0
+    alternatives: Annotated[
+        int, Meta(description="places named beside the first, where the caller does not say how many", ge=0, le=8)
+    ] = 2
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """A router."""
 
@@ -112,6 +131,8 @@ class RouterConfig:
     tenants: TenantsConfig = TenantsConfig()
     checks: ChecksConfig = ChecksConfig()
     envoy: EnvoyConfig = EnvoyConfig()
+    pick: PickConfig = PickConfig()
+    tickets: TicketKeysConfig = field(default_factory=TicketKeysConfig)
     tokenizer: TokenizerConfig = TokenizerConfig()
     parity: Annotated[bool, Meta(description="probe that router and engine tokenize alike")] = True
     drain_s: Annotated[float, Meta(description="for requests to finish after SIGTERM, seconds", ge=0)] = 30.0

@@ -16,7 +16,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from stoker.api.inference.v1 import inference_pb2
-from stoker.common import rpc
+from stoker.common import rpc, tickets
 from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, StokerError
 from stoker.router import metrics
 from stoker.router.channels import Channels
@@ -63,7 +63,11 @@ class _Placed(Protocol):
 class InferenceServer:
     """Serves InferenceService for a router."""
 
-    def __init__(self, router: Router, channels: Channels, limits: LimitsConfig) -> None:
+    def __init__(
+        self, router: Router, channels: Channels, limits: LimitsConfig, own_pass: Callable[[], str] = str
+    ) -> None:
+        """`own_pass` gives the ticket that nodes ask for, empty where they do not."""
+        self._own_pass = own_pass
         self._router = router
         self._channels = channels
         self._limits = limits
@@ -110,7 +114,9 @@ class InferenceServer:
                 decided = flight.decided
                 request.replica_id = decided.target.id
                 call = self._channels.stream(decided.target.record.agent_endpoint, f"/{SERVICE}/Generate")(
-                    request.SerializeToString(), timeout=self._time_left(context, since), metadata=_trace(context)
+                    request.SerializeToString(),
+                    timeout=self._time_left(context, since),
+                    metadata=self._shown(context),
                 )
                 started: bytes | None = None
                 flowing = finished = False
@@ -193,7 +199,7 @@ class InferenceServer:
                             answer: bytes = await call(
                                 request.SerializeToString(),
                                 timeout=self._time_left(context, since),
-                                metadata=_trace(context),
+                                metadata=self._shown(context),
                             )
                     except TimeoutError:  # found dead: on to the next
                         flight.faulted()
@@ -213,6 +219,11 @@ class InferenceServer:
         metadata = _metadata(context)
         caller = self._router.tenants.caller(metadata, asked.priority)
         return await self._router.plan(asked, caller, policy=metadata.get("x-stoker-policy", ""))
+
+    def _shown(self, context: Context) -> list[tuple[str, str]]:
+        """What goes to the agent beside the request: trace context, and this router's pass."""
+        ticket = self._own_pass()
+        return [*_trace(context), (tickets.HEADER, ticket)] if ticket else _trace(context)
 
     def _time_left(self, context: Context, since: float) -> float:
         """Seconds until a call that came at `since` must end; waiting and earlier tries have used some of them."""

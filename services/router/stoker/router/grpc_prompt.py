@@ -7,8 +7,10 @@ from typing import Any
 from google.protobuf import json_format, struct_pb2
 
 from stoker.api.inference.v1 import inference_pb2
+from stoker.api.router.v1 import router_pb2
+from stoker.common.blocks import unpack_keys
 from stoker.common.errors import InvalidRequest
-from stoker.router.prompt import CHAT, COMPLETIONS, Asked, Prompt
+from stoker.router.prompt import CHAT, COMPLETIONS, Asked, Prompt, keyed, tokenized
 from stoker.router.render import Conversation
 
 _MEDIA = ("image_url", "audio_url", "video_url")
@@ -33,6 +35,26 @@ def of_generate(request: inference_pb2.GenerateRequest, raw: bytes) -> Asked:
     prompt = _prompt(kind, request, common | {"add_special_tokens": special})
     api = CHAT if kind == "chat" else COMPLETIONS
     return Asked(api, request.model, prompt, True, request.session_id, priority=request.priority)
+
+
+def of_tokenized(request: router_pb2.TokenizedPrompt) -> Asked:
+    """Read a prompt that its caller tokenized. Raises InvalidRequest naming the field."""
+    _need_model(request.model)
+    match request.WhichOneof("prompt"):
+        case "token_ids":
+            told = tokenized(request.token_ids)
+        case "block_keys":
+            told = keyed(unpack_keys(request.block_keys), request.prompt_tokens, request.block_size)
+        case _:
+            raise InvalidRequest.field("tokenized.prompt", "give one of token_ids and block_keys")
+    prompt = Prompt(
+        b"",
+        tokenized=told,
+        max_output_tokens=request.max_tokens if request.HasField("max_tokens") else None,
+        choices=max(1, request.n),
+        cache_salt=request.cache_salt,
+    )
+    return Asked(COMPLETIONS, request.model, prompt, True, request.session_id, priority=request.priority)
 
 
 def of_embed(request: inference_pb2.EmbedRequest, raw: bytes) -> Asked:

@@ -16,7 +16,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 REQUESTS = Counter(
     "stoker_router_requests_total", "Requests by how they ended.", ["api", "outcome"]
 )  # outcome: ok, client_error, refused, unavailable, failed, interrupted, cancelled,
-#          timeout, slow_reader
+#          timeout, slow_reader, unheard
 DECISIONS = Counter("stoker_router_decisions_total", "Routing decisions by reason.", ["model", "reason"])
 KEYS = Counter(
     "stoker_router_keys_total",
@@ -63,6 +63,9 @@ UNSAID = Gauge("stoker_router_dispatches_unsaid", "Dispatches that the other rou
 OVERHEARD = Counter("stoker_router_dispatches_overheard_total", "Dispatches of other routers, as told by them.")
 ENVOY_SILENT = Counter(
     "stoker_router_envoy_silent_total", "Requests given up because Envoy said nothing of them any more."
+)
+PICKS_UNHEARD = Counter(
+    "stoker_router_picks_unheard_total", "Picked requests given up because their callers said nothing of them."
 )
 RESYNCS = Counter("stoker_router_digest_resyncs_total", "Digests that had to be asked for anew.")
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import msgspec
 import xxhash
 
-from stoker.common.blocks import block_keys, root_key
+from stoker.common.blocks import block_keys, packed_block_keys, root_key
 from stoker.common.errors import FieldViolation, InvalidRequest
 from stoker.router import core, metrics
 from stoker.router.pools import Pool
-from stoker.router.prompt import TOKENIZE, Asked, Prompt
+from stoker.router.prompt import TOKENIZE, Asked, Prompt, Tokenized
 from stoker.router.render import MEDIA_MARK, Conversation, NotRendered, media_of
 from stoker.router.tokenizer import ModelTokenizer
 from stoker.router.tokenizer_store import TokenizerStore
@@ -29,6 +29,7 @@ TOKENS, MEDIA, BYTES, NONE = "tokens", "media", "bytes", "none"
 
 _GUESSED_OUTPUT_TOKENS = 256
 _BYTES_PER_TOKEN = 4
+_HASHED_BYTES = 64
 # How many tokens an image becomes is the model's affair: of the order of a thousand in most.
 _GUESSED_MEDIA_TOKENS = 1024
 # A few huge prompts can keep all threads busy for a minute; those behind them go without keys.
@@ -52,6 +53,8 @@ class Plan:
     source: str
     why: str = ""
     tokens: int | None = None
+    output_bounded: bool = True
+    """Its caller has said how many tokens it generates at most."""
     pinned: str = ""
     """Replica that alone can serve it; empty for any."""
 
@@ -86,7 +89,7 @@ class Planner:
             read = _Read((), 1, NONE, TOKENIZE)
         elif policy == core.ROUND_ROBIN:
             # The baseline looks at nothing.
-            read = _Read((), max(1, prompt.size // _BYTES_PER_TOKEN), NONE, policy)
+            read = _Read((), _guessed(prompt), NONE, policy)
         else:
             read = await self._read(prompt, pool, adapter)
         metrics.of(metrics.KEYS, read.source, read.why).inc()
@@ -102,12 +105,22 @@ class Planner:
             session=session,
             streamed=asked.stream,
         )
-        return Plan(pool, request, policy, read.source, read.why, read.tokens if read.source == TOKENS else None)
+        return Plan(
+            pool,
+            request,
+            policy,
+            read.source,
+            read.why,
+            read.tokens if read.source == TOKENS else None,
+            output_bounded=prompt.max_output_tokens is not None,
+        )
 
     async def _read(self, prompt: Prompt, pool: Pool, adapter: str) -> _Read:
         tokenizer = self._tokenizers.get(pool.tokenizer_sha256)
         started = time.perf_counter()
-        if prompt.size <= self._inline_bytes:
+        # Hashing alone costs a byte some hundred times less than tokenizing.
+        weight = len(prompt.tokenized.packed) // _HASHED_BYTES if prompt.tokenized is not None else prompt.size
+        if weight <= self._inline_bytes:
             read, where = _read(prompt, tokenizer, pool, adapter), "inline"
         else:
             loop = asyncio.get_running_loop()
@@ -116,9 +129,15 @@ class Planner:
                 async with asyncio.timeout(self._patience_s):
                     read = await loop.run_in_executor(self._executor, _read, prompt, tokenizer, pool, adapter)
             except TimeoutError:
-                read = _Read((), max(1, prompt.size // _BYTES_PER_TOKEN), NONE, "tokenizers_busy")
+                read = _Read((), _guessed(prompt), NONE, "tokenizers_busy")
         metrics.of(metrics.TOKENIZE, where).observe(time.perf_counter() - started)
         return read
+
+
+def _guessed(prompt: Prompt) -> int:
+    """Tokens of a prompt that nobody counts here."""
+    told = prompt.tokenized
+    return max(1, (told.tokens or len(told.packed) // 4) if told is not None else prompt.size // _BYTES_PER_TOKEN)
 
 
 def _counted(read: _Read, pool: Pool) -> int:
@@ -130,6 +149,8 @@ def _counted(read: _Read, pool: Pool) -> int:
 
 def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter: str) -> _Read:
     """Tokens and keys where possible, keys over bytes otherwise."""
+    if prompt.tokenized is not None:
+        return _read_tokenized(prompt.tokenized, pool, adapter, prompt.cache_salt)
     why = prompt.unreadable
     if not why:
         root = root_key(pool.model, lora=adapter, cache_salt=prompt.cache_salt)
@@ -154,6 +175,24 @@ def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter:
     units = array("I", raw + b"\0" * (-len(raw) % 4))
     root = root_key(pool.model + _BYTES_DOMAIN, lora=adapter, cache_salt=prompt.cache_salt)
     return _Read(block_keys(units, pool.block_size, root), max(1, len(units)), BYTES, why)
+
+
+def _read_tokenized(prompt: Tokenized, pool: Pool, adapter: str, cache_salt: str) -> _Read:
+    if not prompt.packed:
+        if prompt.block_size != pool.block_size:
+            raise InvalidRequest.field("block_size", f"is {pool.block_size} for {pool.model}; make the keys for that")
+        _refuse_long_prompt(prompt.tokens, 1, pool.max_model_len)
+        if len(prompt.keys) != prompt.tokens // pool.block_size:
+            raise InvalidRequest.field(
+                "block_keys",
+                f"{prompt.tokens} tokens are {prompt.tokens // pool.block_size} full blocks of {pool.block_size}, "
+                f"not {len(prompt.keys)}",
+            )
+        return _Read(prompt.keys, prompt.tokens, TOKENS)
+    tokens = len(prompt.packed) // 4
+    _refuse_long_prompt(tokens, 1, pool.max_model_len)
+    root = root_key(pool.model, lora=adapter, cache_salt=cache_salt)
+    return _Read(packed_block_keys(prompt.packed, pool.block_size, root), tokens, TOKENS)
 
 
 def _read_media(

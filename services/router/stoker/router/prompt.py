@@ -18,9 +18,39 @@ EMBEDDINGS = "embeddings"
 TOKENIZE = "tokenize"
 
 
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A prompt that its caller tokenized: token ids as little-endian u32, or else the keys of its full blocks (u64).
+
+    `tokens` and `block_size`, in tokens, go with the keys.
+    """
+
+    packed: bytes = b""
+    keys: Sequence[int] = ()
+    tokens: int = 0
+    block_size: int = 0
+
+
+def tokenized(packed: bytes) -> Tokenized:
+    """A prompt by its token ids, little-endian u32. Raises InvalidRequest."""
+    if not packed or len(packed) % 4:
+        raise InvalidRequest.field(
+            "token_ids", f"{len(packed)} bytes are no token ids; give at least one, 4 bytes each, little-endian"
+        )
+    return Tokenized(packed)
+
+
+def keyed(keys: Sequence[int], tokens: int, block_size: int) -> Tokenized:
+    """A prompt by the keys of its full blocks. Raises InvalidRequest."""
+    if not tokens:
+        raise InvalidRequest.field("prompt_tokens", "say how many tokens the prompt has")
+    return Tokenized(keys=list(keys), tokens=tokens, block_size=block_size)
+
+
 @dataclass(frozen=True)
 class Prompt:
-    """One of `texts`, `token_ids` and `conversation` is set, or none where this router cannot read the prompt.
+    """One of `texts`, `token_ids`, `conversation` and `tokenized` is set, or none where this router cannot read the
+    prompt.
 
     `raw` is the request as it came: what is hashed where there are no tokens. Counts are in tokens.
     """
@@ -29,6 +59,7 @@ class Prompt:
     texts: Sequence[str] = ()
     token_ids: Sequence[Sequence[int]] = ()
     conversation: Conversation | None = None
+    tokenized: Tokenized | None = None
     unreadable: str = ""
     """Why none is set."""
     add_special_tokens: bool = True

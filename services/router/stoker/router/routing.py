@@ -46,7 +46,7 @@ class Decided:
 class Flight:
     """A request on its way to one replica. Leaving the `with` block releases it, however that happens."""
 
-    __slots__ = ("_clock", "_id", "_leave", "_outcome", "_router", "decided", "moved")
+    __slots__ = ("_clock", "_end", "_id", "_leave", "_outcome", "_router", "decided", "moved")
 
     def __init__(self, router: Router, decided: Decided) -> None:
         self._router = router
@@ -57,6 +57,7 @@ class Flight:
         self.moved = False
         """Its replica was found dead, and a retry is taken for it."""
         fleet = decided.plan.pool.fleet
+        self._end = fleet.release
         self._id = fleet.dispatch(decided.plan.request, decided.decision, self._clock())
         decided.target.in_flight += 1
 
@@ -121,6 +122,10 @@ class Flight:
             self.decided.target.waiting.discard(self._leave)
             self._leave = None
 
+    def unheard(self) -> None:
+        """Nobody will tell how it ends: its replica's reports alone have it from here on."""
+        self._end = self.decided.plan.pool.fleet.hand_over
+
     def abandon(self) -> None:
         """It will not be sent after all."""
         self.__exit__(None, None, None)
@@ -134,7 +139,7 @@ class Flight:
         self.stay()
         now = self._clock()
         pool = self.decided.plan.pool
-        pool.fleet.release(self._id, now)
+        self._end(self._id, now)
         self.decided.target.in_flight -= 1
         pool.fleet.observe(self.decided.target.id, self._outcome, now)
         self._router.turns.pump(pool)
@@ -265,6 +270,14 @@ class Router:
             other.id != decided.target.id and other.id not in tried and not health.ejected(other.id, now)
             for other in plan.pool.fleet.fit(plan.request.adapter, plan.request.role)
         )
+
+    def others(self, decided: Decided, count: int) -> list[Target]:
+        """Up to `count` replicas that a request may go to when the chosen one fails, best first."""
+        plan = decided.plan
+        if plan.pinned:
+            return []
+        names = core.alternatives(plan.request, decided.decision, plan.pool.fleet, decided.at, count)
+        return [plan.pool.targets[name] for name in names if name in plan.pool.targets]
 
     def may_retry(self) -> bool:
         """Spend one retry, if the budget has one."""

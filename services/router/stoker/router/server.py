@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import grpc
@@ -9,20 +10,32 @@ import grpc
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
 from stoker.common.errors import InvalidRequest, NotFound
 from stoker.router import core
-from stoker.router.grpc_prompt import of_generate
+from stoker.router.grpc_prompt import of_generate, of_tokenized
+from stoker.router.picking.picker import Picker
+from stoker.router.picking.picks import Event
 from stoker.router.pools import Target
 from stoker.router.routing import Decided, Router
 
 SERVICE = "stoker.api.router.v1.RouterService"
 
+_EVENTS = {
+    router_pb2.PICK_EVENT_ALIVE: Event.ALIVE,
+    router_pb2.PICK_EVENT_FIRST_TOKEN: Event.FIRST_TOKEN,
+    router_pb2.PICK_EVENT_MOVED: Event.MOVED,
+    router_pb2.PICK_EVENT_SERVED: Event.SERVED,
+    router_pb2.PICK_EVENT_FAILED: Event.FAILED,
+    router_pb2.PICK_EVENT_DROPPED: Event.DROPPED,
+}
+
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RouterServer(router_pb2_grpc.RouterServiceServicer):
-    """How the router decides and what it sees."""
+    """How the router decides and what it sees; picks for those who send for themselves."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, picker: Picker) -> None:
         self._router = router
+        self._picker = picker
 
     async def Explain(  # noqa: N802 - gRPC's name
         self, request: router_pb2.ExplainRequest, context: _Context
@@ -82,6 +95,56 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
         pool = target.pool
         ejected = pool is not None and pool.fleet.health.ejected(target.id, self._router.clock())
         return "ejected" if ejected else "healthy"
+
+    async def Pick(  # noqa: N802 - gRPC's name
+        self, request: router_pb2.PickRequest, context: _Context
+    ) -> router_pb2.PickResponse:
+        """Where a request goes that its caller sends, with tickets."""
+        match request.WhichOneof("subject"):
+            case "request":
+                asked = of_generate(request.request, request.request.SerializeToString())
+                request_id = request.request.request_id
+            case "tokenized":
+                asked, request_id = of_tokenized(request.tokenized), request.tokenized.request_id
+            case _:
+                raise InvalidRequest.field("subject", "give one of request and tokenized")
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        picked = await self._picker.pick(
+            asked,
+            self._router.tenants.caller(metadata, asked.priority),
+            request_id[:128] or secrets.token_hex(16),
+            policy=metadata.get("x-stoker-policy", ""),
+            wait_s=request.max_wait_ms / 1000 if request.HasField("max_wait_ms") else None,
+            alternatives=request.alternatives if request.HasField("alternatives") else None,
+        )
+        return router_pb2.PickResponse(
+            pick_id=picked.pick_id,
+            request_id=picked.request_id,
+            places=[
+                router_pb2.Place(
+                    replica_id=target.id,
+                    agent_endpoint=target.record.agent_endpoint,
+                    http_url=target.url,
+                    ticket=ticket,
+                )
+                for target, ticket in picked.places
+            ],
+            reason=picked.decided.decision.reason.value,
+            prompt_tokens=picked.tokens,
+            predicted_cached_tokens=picked.cached_tokens,
+            expires_in_ms=int(1000 * picked.expires_in),
+            waited_ms=int(1000 * picked.waited),
+        )
+
+    async def ReportPicks(  # noqa: N802 - gRPC's name
+        self, request: router_pb2.ReportPicksRequest, context: _Context
+    ) -> router_pb2.ReportPicksResponse:
+        """What became of picked requests."""
+        for report in request.reports:
+            event = _EVENTS.get(report.event)
+            if event is not None:
+                self._picker.picks.tell(report.pick_id, event, report.replica_id)
+        return router_pb2.ReportPicksResponse()
 
     async def GetView(  # noqa: N802 - gRPC's name
         self, request: router_pb2.GetViewRequest, context: _Context

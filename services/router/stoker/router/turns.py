@@ -60,6 +60,11 @@ class Turns:
         """Whether anybody waits for a pool: a newcomer must not pass."""
         return pool in self._lines
 
+    def drain_s(self, pool: Pool) -> float:
+        """In how many seconds those who wait for a pool are served, as far as can be said; at least 0.1."""
+        line = self._lines.get(pool)
+        return max(0.1, line.queue.drain_s(pool.fleet)) if line is not None else 0.1
+
     def __len__(self) -> int:
         return sum(len(line.queue) for line in self._lines.values())
 

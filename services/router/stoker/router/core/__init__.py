@@ -26,7 +26,9 @@ An engine restart: a Snapshot with a higher epoch. A replica that left: `remove`
 explain=True) is all that Explain shows.
 """
 
+from stoker.common.retries import RetryBudget
 from stoker.router.core.admission import RETRY_S, AdmissionQueue, Grant
+from stoker.router.core.alternatives import alternatives
 from stoker.router.core.decide import POLICIES, ROUND_ROBIN, STOKER, decide
 from stoker.router.core.fairness import Fairness
 from stoker.router.core.fleet import Fleet
@@ -34,7 +36,6 @@ from stoker.router.core.health import Health, HealthConfig, Outcome
 from stoker.router.core.index import BlockIndex
 from stoker.router.core.limits import TenantLimits, TenantMeter
 from stoker.router.core.load import LoadLedger
-from stoker.router.core.retry import RetryBudget
 from stoker.router.core.ring import Ring
 from stoker.router.core.speculation import Speculation
 from stoker.router.core.values import (
@@ -83,5 +84,6 @@ __all__ = [
     "TenantLimits",
     "TenantMeter",
     "Tier",
+    "alternatives",
     "decide",
 ]

@@ -42,6 +42,10 @@ class Explanation(Sequence[Candidate]):
         )
         return sorted(views, key=lambda view: (round(view.cost, ALIKE_DIGITS), view.ring_rank))
 
+    def cheapest(self, count: int) -> list[str]:
+        """Return the first few ids by cost alone: cheaper than telling all."""
+        return [self._ids[row] for row in self._columns[0].argsort(kind="stable")[:count].tolist()]
+
     def __len__(self) -> int:
         return len(self._ids)
 

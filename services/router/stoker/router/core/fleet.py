@@ -158,6 +158,10 @@ class Fleet:
         """The request ended: finish, cancel, error or timeout. Harmless when repeated."""
         self.load.release(flight, now)
 
+    def hand_over(self, flight: int, now: float) -> None:
+        """Nobody will tell how the request ends: from here on its replica's reports alone have it."""
+        self.load.hand_over(flight, now)
+
     def observe(self, replica: str, outcome: Outcome, now: float) -> bool:
         """Record how a call ended for the replica's health; True when it is ejected by it."""
         return self.health.observe(replica, outcome, self._replicas.keys(), now)

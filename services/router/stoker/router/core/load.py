@@ -70,6 +70,7 @@ class _Flight:
     account: _Account  # not the replica's name: one that left and came back has another
     prefill: float
     kv: float
+    at: float
     pending: float  # the part of the account's that is this flight's
     drains_s: float = 0.0
     drained_at: float = 0.0
@@ -151,9 +152,9 @@ class LoadLedger:
         self._next += 1
         account = self._account(replica)
         if drains_s is None:
-            held = _Flight(account, prefill, kv, prefill)
+            held = _Flight(account, prefill, kv, now, prefill)
         else:
-            held = _Flight(account, prefill, kv, 0.0, drains_s, account.drain(drains_s, now))
+            held = _Flight(account, prefill, kv, now, 0.0, drains_s, account.drain(drains_s, now))
         account.pending += held.pending
         self._flights[flight] = held
         self._change(account, prefill + kv, now)
@@ -176,6 +177,20 @@ class LoadLedger:
             if held.drained_at > now:
                 # Done before its time, or refused: those behind it are as much earlier.
                 held.account.drained_at -= min(held.drains_s, held.drained_at - now)
+
+    def hand_over(self, flight: int, now: float) -> None:
+        """Leave a request to its replica's reports, as nobody tells its end; without one since its dispatch: release.
+
+        Those reports have it while it runs, so it is counted neither twice nor for ever. Harmless when repeated.
+        """
+        held = self._flights.get(flight)
+        if held is None or held.account.reported_at <= held.at:
+            self.release(flight, now)
+            return
+        del self._flights[flight]
+        held.account.own -= held.prefill + held.kv
+        held.account.pending -= held.pending
+        self._show(held.account)
 
     def overhear(
         self,

@@ -3,11 +3,19 @@
 isort:skip_file
 The router beside InferenceService and OpenAI HTTP."""
 
+import sys
+
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
 from builtins import (
     bool,
+    bytes,
     float,
     int,
     str,
+    type,
 )
 from collections.abc import (
     Iterable,
@@ -15,11 +23,15 @@ from collections.abc import (
 )
 from google.protobuf.descriptor import (
     Descriptor,
+    EnumDescriptor,
     FileDescriptor,
 )
 from google.protobuf.internal.containers import (
     RepeatedCompositeFieldContainer,
     ScalarMap,
+)
+from google.protobuf.internal.enum_type_wrapper import (
+    _EnumTypeWrapper,
 )
 from google.protobuf.message import (
     Message,
@@ -32,10 +44,286 @@ from stoker.api.registry.v1.records_pb2 import (
 )
 from typing import (
     Literal,
+    NewType,
     final,
+    overload,
 )
 
 DESCRIPTOR: FileDescriptor
+
+class _PickEvent:
+    ValueType = NewType("ValueType", int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _PickEventEnumTypeWrapper(_EnumTypeWrapper[_PickEvent.ValueType], type):
+    DESCRIPTOR: EnumDescriptor
+    PICK_EVENT_UNSPECIFIED: _PickEvent.ValueType  # 0
+    """Nothing."""
+    PICK_EVENT_ALIVE: _PickEvent.ValueType  # 1
+    """It is under way; to be told every few seconds."""
+    PICK_EVENT_FIRST_TOKEN: _PickEvent.ValueType  # 2
+    """Its first token is there."""
+    PICK_EVENT_MOVED: _PickEvent.ValueType  # 3
+    """Its replica failed before the first token, and it goes to another one."""
+    PICK_EVENT_SERVED: _PickEvent.ValueType  # 4
+    """Ended: served."""
+    PICK_EVENT_FAILED: _PickEvent.ValueType  # 5
+    """Ended: its replica failed."""
+    PICK_EVENT_DROPPED: _PickEvent.ValueType  # 6
+    """Ended: refused, cancelled or never sent, by no fault of the replica."""
+
+class PickEvent(_PickEvent, metaclass=_PickEventEnumTypeWrapper):
+    """What can happen to a picked request."""
+
+PICK_EVENT_UNSPECIFIED: PickEvent.ValueType  # 0
+"""Nothing."""
+PICK_EVENT_ALIVE: PickEvent.ValueType  # 1
+"""It is under way; to be told every few seconds."""
+PICK_EVENT_FIRST_TOKEN: PickEvent.ValueType  # 2
+"""Its first token is there."""
+PICK_EVENT_MOVED: PickEvent.ValueType  # 3
+"""Its replica failed before the first token, and it goes to another one."""
+PICK_EVENT_SERVED: PickEvent.ValueType  # 4
+"""Ended: served."""
+PICK_EVENT_FAILED: PickEvent.ValueType  # 5
+"""Ended: its replica failed."""
+PICK_EVENT_DROPPED: PickEvent.ValueType  # 6
+"""Ended: refused, cancelled or never sent, by no fault of the replica."""
+
+@final
+class PickRequest(Message):
+    """Asks where to send a request."""
+
+    DESCRIPTOR: Descriptor
+
+    REQUEST_FIELD_NUMBER: int
+    TOKENIZED_FIELD_NUMBER: int
+    MAX_WAIT_MS_FIELD_NUMBER: int
+    ALTERNATIVES_FIELD_NUMBER: int
+    max_wait_ms: int
+    """Wait at most so long for a replica with room, then RESOURCE_EXHAUSTED (HELD) with a delay to ask again after;
+    unset for as long as the call may take.
+    """
+    alternatives: int
+    """Places to name beside the first, for retries before the first token; unset for 2, at most 8."""
+    @property
+    def request(self) -> GenerateRequest:
+        """The request, as Generate takes it."""
+
+    @property
+    def tokenized(self) -> TokenizedPrompt:
+        """A prompt that its caller has tokenized."""
+
+    def __init__(
+        self,
+        *,
+        request: GenerateRequest | None = ...,
+        tokenized: TokenizedPrompt | None = ...,
+        max_wait_ms: int | None = ...,
+        alternatives: int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_alternatives", b"_alternatives", "_max_wait_ms", b"_max_wait_ms", "alternatives", b"alternatives", "max_wait_ms", b"max_wait_ms", "request", b"request", "subject", b"subject", "tokenized", b"tokenized"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_alternatives", b"_alternatives", "_max_wait_ms", b"_max_wait_ms", "alternatives", b"alternatives", "max_wait_ms", b"max_wait_ms", "request", b"request", "subject", b"subject", "tokenized", b"tokenized"]) -> None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_alternatives", b"_alternatives"]) -> Literal["alternatives"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_max_wait_ms", b"_max_wait_ms"]) -> Literal["max_wait_ms"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["subject", b"subject"]) -> Literal["request", "tokenized"] | None: ...
+
+@final
+class TokenizedPrompt(Message):
+    """A prompt as a caller hands it over that tokenizes by itself, and what else the decision needs."""
+
+    DESCRIPTOR: Descriptor
+
+    MODEL_FIELD_NUMBER: int
+    TOKEN_IDS_FIELD_NUMBER: int
+    BLOCK_KEYS_FIELD_NUMBER: int
+    PROMPT_TOKENS_FIELD_NUMBER: int
+    BLOCK_SIZE_FIELD_NUMBER: int
+    MAX_TOKENS_FIELD_NUMBER: int
+    N_FIELD_NUMBER: int
+    CACHE_SALT_FIELD_NUMBER: int
+    SESSION_ID_FIELD_NUMBER: int
+    PRIORITY_FIELD_NUMBER: int
+    REQUEST_ID_FIELD_NUMBER: int
+    model: str
+    """Served model or LoRA adapter name."""
+    token_ids: bytes
+    """Token ids, each as little-endian u32."""
+    block_keys: bytes
+    """Keys of its full KV blocks in order, each as little-endian u64 (docs/routing.md)."""
+    prompt_tokens: int
+    """Tokens of the prompt; read with `block_keys` alone."""
+    block_size: int
+    """Tokens of a block that the keys were made for; read with `block_keys` alone."""
+    max_tokens: int
+    """Tokens to generate at most."""
+    n: int
+    """Choices per prompt; 0 for 1."""
+    cache_salt: str
+    """Keeps the prefix cache of this caller apart from others'; is part of `block_keys` already."""
+    session_id: str
+    """Requests of one session prefer one replica where nothing better is known."""
+    priority: int
+    """Lower goes first."""
+    request_id: str
+    """Caller's id for this request; one is made where empty."""
+    def __init__(
+        self,
+        *,
+        model: str = ...,
+        token_ids: bytes = ...,
+        block_keys: bytes = ...,
+        prompt_tokens: int = ...,
+        block_size: int = ...,
+        max_tokens: int | None = ...,
+        n: int = ...,
+        cache_salt: str = ...,
+        session_id: str = ...,
+        priority: int | None = ...,
+        request_id: str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_max_tokens", b"_max_tokens", "_priority", b"_priority", "block_keys", b"block_keys", "max_tokens", b"max_tokens", "priority", b"priority", "prompt", b"prompt", "token_ids", b"token_ids"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_max_tokens", b"_max_tokens", "_priority", b"_priority", "block_keys", b"block_keys", "block_size", b"block_size", "cache_salt", b"cache_salt", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "session_id", b"session_id", "token_ids", b"token_ids"]) -> None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_max_tokens", b"_max_tokens"]) -> Literal["max_tokens"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_priority", b"_priority"]) -> Literal["priority"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["prompt", b"prompt"]) -> Literal["token_ids", "block_keys"] | None: ...
+
+@final
+class PickResponse(Message):
+    """Where to send a request."""
+
+    DESCRIPTOR: Descriptor
+
+    PICK_ID_FIELD_NUMBER: int
+    REQUEST_ID_FIELD_NUMBER: int
+    PLACES_FIELD_NUMBER: int
+    REASON_FIELD_NUMBER: int
+    PROMPT_TOKENS_FIELD_NUMBER: int
+    PREDICTED_CACHED_TOKENS_FIELD_NUMBER: int
+    EXPIRES_IN_MS_FIELD_NUMBER: int
+    WAITED_MS_FIELD_NUMBER: int
+    pick_id: str
+    """Names the pick in reports. Who has it can end the pick: keep it to yourself."""
+    request_id: str
+    """Id of the request in logs and traces."""
+    reason: str
+    """Stable reason of the choice, as in Decision."""
+    prompt_tokens: int
+    """Prompt tokens; unset where the router could not tokenize."""
+    predicted_cached_tokens: int
+    """Prompt tokens expected in the cache of the replica chosen; unset where the router does not know."""
+    expires_in_ms: int
+    """Milliseconds within which a node must have the request."""
+    waited_ms: int
+    """Milliseconds that this call waited for a replica with room."""
+    @property
+    def places(self) -> RepeatedCompositeFieldContainer[Place]:
+        """The replica chosen, then those to try where it does not answer, in this order."""
+
+    def __init__(
+        self,
+        *,
+        pick_id: str = ...,
+        request_id: str = ...,
+        places: Iterable[Place] | None = ...,
+        reason: str = ...,
+        prompt_tokens: int | None = ...,
+        predicted_cached_tokens: int | None = ...,
+        expires_in_ms: int = ...,
+        waited_ms: int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_predicted_cached_tokens", b"_predicted_cached_tokens", "_prompt_tokens", b"_prompt_tokens", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_tokens", b"prompt_tokens"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_predicted_cached_tokens", b"_predicted_cached_tokens", "_prompt_tokens", b"_prompt_tokens", "expires_in_ms", b"expires_in_ms", "pick_id", b"pick_id", "places", b"places", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "request_id", b"request_id", "waited_ms", b"waited_ms"]) -> None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_predicted_cached_tokens", b"_predicted_cached_tokens"]) -> Literal["predicted_cached_tokens"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_prompt_tokens", b"_prompt_tokens"]) -> Literal["prompt_tokens"] | None: ...
+
+@final
+class Place(Message):
+    """A replica that can serve a picked request."""
+
+    DESCRIPTOR: Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: int
+    AGENT_ENDPOINT_FIELD_NUMBER: int
+    HTTP_URL_FIELD_NUMBER: int
+    TICKET_FIELD_NUMBER: int
+    replica_id: str
+    """The replica."""
+    agent_endpoint: str
+    """host:port of its node agent: InferenceService, for this replica_id."""
+    http_url: str
+    """Base URL of its engine's OpenAI HTTP API, where that is reachable."""
+    ticket: str
+    """For the node, as metadata `x-stoker-ticket`. For one request. Empty where the router signs none."""
+    def __init__(
+        self,
+        *,
+        replica_id: str = ...,
+        agent_endpoint: str = ...,
+        http_url: str = ...,
+        ticket: str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["agent_endpoint", b"agent_endpoint", "http_url", b"http_url", "replica_id", b"replica_id", "ticket", b"ticket"]) -> None: ...
+
+@final
+class ReportPicksRequest(Message):
+    """Tells what became of picked requests."""
+
+    DESCRIPTOR: Descriptor
+
+    REPORTS_FIELD_NUMBER: int
+    @property
+    def reports(self) -> RepeatedCompositeFieldContainer[PickReport]:
+        """In the order in which it happened."""
+
+    def __init__(
+        self,
+        *,
+        reports: Iterable[PickReport] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["reports", b"reports"]) -> None: ...
+
+@final
+class PickReport(Message):
+    """One event of a picked request."""
+
+    DESCRIPTOR: Descriptor
+
+    PICK_ID_FIELD_NUMBER: int
+    EVENT_FIELD_NUMBER: int
+    REPLICA_ID_FIELD_NUMBER: int
+    pick_id: str
+    """From PickResponse."""
+    event: PickEvent.ValueType
+    """What happened."""
+    replica_id: str
+    """With MOVED: where it goes now, one of the places."""
+    def __init__(
+        self,
+        *,
+        pick_id: str = ...,
+        event: PickEvent.ValueType = ...,
+        replica_id: str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["event", b"event", "pick_id", b"pick_id", "replica_id", b"replica_id"]) -> None: ...
+
+@final
+class ReportPicksResponse(Message):
+    """Nothing to say."""
+
+    DESCRIPTOR: Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
 
 @final
 class ExplainRequest(Message):

@@ -45,6 +45,16 @@ class RouterServiceStub(object):
                 request_serializer=stoker_dot_api_dot_router_dot_v1_dot_router__pb2.GetViewRequest.SerializeToString,
                 response_deserializer=stoker_dot_api_dot_router_dot_v1_dot_router__pb2.GetViewResponse.FromString,
                 _registered_method=True)
+        self.Pick = channel.unary_unary(
+                '/stoker.api.router.v1.RouterService/Pick',
+                request_serializer=stoker_dot_api_dot_router_dot_v1_dot_router__pb2.PickRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_router_dot_v1_dot_router__pb2.PickResponse.FromString,
+                _registered_method=True)
+        self.ReportPicks = channel.unary_unary(
+                '/stoker.api.router.v1.RouterService/ReportPicks',
+                request_serializer=stoker_dot_api_dot_router_dot_v1_dot_router__pb2.ReportPicksRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_router_dot_v1_dot_router__pb2.ReportPicksResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer(object):
@@ -65,6 +75,21 @@ class RouterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pick(self, request, context):
+        """Where a request goes that its caller sends straight to the node, counted as sent there; with tickets that the
+        nodes ask for. Limits, queue and refusals are those of a relayed request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportPicks(self, request, context):
+        """What becomes of picked requests. A pick that is not known, or no longer, is passed over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +102,16 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.GetView,
                     request_deserializer=stoker_dot_api_dot_router_dot_v1_dot_router__pb2.GetViewRequest.FromString,
                     response_serializer=stoker_dot_api_dot_router_dot_v1_dot_router__pb2.GetViewResponse.SerializeToString,
+            ),
+            'Pick': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pick,
+                    request_deserializer=stoker_dot_api_dot_router_dot_v1_dot_router__pb2.PickRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_router_dot_v1_dot_router__pb2.PickResponse.SerializeToString,
+            ),
+            'ReportPicks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportPicks,
+                    request_deserializer=stoker_dot_api_dot_router_dot_v1_dot_router__pb2.ReportPicksRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_router_dot_v1_dot_router__pb2.ReportPicksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +169,60 @@ class RouterService(object):
             '/stoker.api.router.v1.RouterService/GetView',
             stoker_dot_api_dot_router_dot_v1_dot_router__pb2.GetViewRequest.SerializeToString,
             stoker_dot_api_dot_router_dot_v1_dot_router__pb2.GetViewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pick(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.router.v1.RouterService/Pick',
+            stoker_dot_api_dot_router_dot_v1_dot_router__pb2.PickRequest.SerializeToString,
+            stoker_dot_api_dot_router_dot_v1_dot_router__pb2.PickResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportPicks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.router.v1.RouterService/ReportPicks',
+            stoker_dot_api_dot_router_dot_v1_dot_router__pb2.ReportPicksRequest.SerializeToString,
+            stoker_dot_api_dot_router_dot_v1_dot_router__pb2.ReportPicksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,7 +57,39 @@ _RouterServiceGetViewType = typing_extensions.TypeVar(
     ],
 )
 
-class RouterServiceStub(typing.Generic[_RouterServiceExplainType, _RouterServiceGetViewType]):
+_RouterServicePickType = typing_extensions.TypeVar(
+    '_RouterServicePickType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.PickRequest,
+        stoker.api.router.v1.router_pb2.PickResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.PickRequest,
+        stoker.api.router.v1.router_pb2.PickResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.PickRequest,
+        stoker.api.router.v1.router_pb2.PickResponse,
+    ],
+)
+
+_RouterServiceReportPicksType = typing_extensions.TypeVar(
+    '_RouterServiceReportPicksType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.ReportPicksRequest,
+        stoker.api.router.v1.router_pb2.ReportPicksResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.ReportPicksRequest,
+        stoker.api.router.v1.router_pb2.ReportPicksResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.ReportPicksRequest,
+        stoker.api.router.v1.router_pb2.ReportPicksResponse,
+    ],
+)
+
+class RouterServiceStub(typing.Generic[_RouterServiceExplainType, _RouterServiceGetViewType, _RouterServicePickType, _RouterServiceReportPicksType]):
     """How a router decides and what it sees."""
 
     @typing.overload
@@ -69,6 +101,14 @@ class RouterServiceStub(typing.Generic[_RouterServiceExplainType, _RouterService
         grpc.UnaryUnaryMultiCallable[
             stoker.api.router.v1.router_pb2.GetViewRequest,
             stoker.api.router.v1.router_pb2.GetViewResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.router.v1.router_pb2.PickRequest,
+            stoker.api.router.v1.router_pb2.PickResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.router.v1.router_pb2.ReportPicksRequest,
+            stoker.api.router.v1.router_pb2.ReportPicksResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -82,6 +122,14 @@ class RouterServiceStub(typing.Generic[_RouterServiceExplainType, _RouterService
             stoker.api.router.v1.router_pb2.GetViewRequest,
             stoker.api.router.v1.router_pb2.GetViewResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.router.v1.router_pb2.PickRequest,
+            stoker.api.router.v1.router_pb2.PickResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.router.v1.router_pb2.ReportPicksRequest,
+            stoker.api.router.v1.router_pb2.ReportPicksResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Explain: _RouterServiceExplainType
@@ -89,6 +137,14 @@ class RouterServiceStub(typing.Generic[_RouterServiceExplainType, _RouterService
 
     GetView: _RouterServiceGetViewType
     """The fleet as this router sees it."""
+
+    Pick: _RouterServicePickType
+    """Where a request goes that its caller sends straight to the node, counted as sent there; with tickets that the
+    nodes ask for. Limits, queue and refusals are those of a relayed request.
+    """
+
+    ReportPicks: _RouterServiceReportPicksType
+    """What becomes of picked requests. A pick that is not known, or no longer, is passed over."""
 
 RouterServiceAsyncStub: typing_extensions.TypeAlias = RouterServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -98,6 +154,14 @@ RouterServiceAsyncStub: typing_extensions.TypeAlias = RouterServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         stoker.api.router.v1.router_pb2.GetViewRequest,
         stoker.api.router.v1.router_pb2.GetViewResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.PickRequest,
+        stoker.api.router.v1.router_pb2.PickResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.router.v1.router_pb2.ReportPicksRequest,
+        stoker.api.router.v1.router_pb2.ReportPicksResponse,
     ],
 ]
 
@@ -119,5 +183,23 @@ class RouterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[stoker.api.router.v1.router_pb2.GetViewResponse, collections.abc.Awaitable[stoker.api.router.v1.router_pb2.GetViewResponse]]:
         """The fleet as this router sees it."""
+
+    @abc.abstractmethod
+    def Pick(
+        self,
+        request: stoker.api.router.v1.router_pb2.PickRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.router.v1.router_pb2.PickResponse, collections.abc.Awaitable[stoker.api.router.v1.router_pb2.PickResponse]]:
+        """Where a request goes that its caller sends straight to the node, counted as sent there; with tickets that the
+        nodes ask for. Limits, queue and refusals are those of a relayed request.
+        """
+
+    @abc.abstractmethod
+    def ReportPicks(
+        self,
+        request: stoker.api.router.v1.router_pb2.ReportPicksRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.router.v1.router_pb2.ReportPicksResponse, collections.abc.Awaitable[stoker.api.router.v1.router_pb2.ReportPicksResponse]]:
+        """What becomes of picked requests. A pick that is not known, or no longer, is passed over."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,0 +1,227 @@
+"""Pick over HTTP: `POST /pick` and `POST /picks`, for a third of what a gRPC call costs.
+
+`/pick` takes the OpenAI body that will be sent (application/json), or a `Tokenized` map (application/msgpack).
+`/picks` takes a list of `Told`, in either form; answers are JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TypeVar
+
+import msgspec
+
+from stoker.common.blocks import unpack_keys
+from stoker.common.errors import InvalidRequest, NotFound, StokerError
+from stoker.common.tls import Tls
+from stoker.router import metrics, openai_errors
+from stoker.router.config import RouterConfig
+from stoker.router.decode import SMALL, decode
+from stoker.router.envoy.protocol import Answer, Ask, Connections
+from stoker.router.http import internal_error, request_id_of, seconds_allowed
+from stoker.router.listening import listen
+from stoker.router.openai_errors import MethodNotAllowed
+from stoker.router.picking.picker import Picked, Picker
+from stoker.router.picking.picks import API, Event
+from stoker.router.prompt import CHAT, COMPLETIONS, Asked, Prompt, keyed, read, tokenized
+from stoker.router.routing import Router
+
+WAIT_HEADER = "x-stoker-max-wait"
+_MSGPACK = "application/msgpack"
+_JSON = {"content-type": "application/json"}
+_SPARE_CONNECTIONS = 256
+_MOST_REPORTS = 10_000
+
+T = TypeVar("T")
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """A prompt whose caller tokenizes: `token_ids` (little-endian u32) or `block_keys` (little-endian u64)."""
+
+    model: str
+    token_ids: bytes = b""
+    block_keys: bytes = b""
+    prompt_tokens: int = 0
+    block_size: int = 0
+    max_tokens: int | None = None
+    n: int = 1
+    cache_salt: str = ""
+    session_id: str = ""
+    priority: int = 0
+
+
+class Told(msgspec.Struct, frozen=True):
+    """One event of a picked request."""
+
+    pick_id: str
+    event: Event
+    replica_id: str = ""
+
+
+class _Place(msgspec.Struct, frozen=True):
+    replica_id: str
+    agent_endpoint: str
+    http_url: str
+    ticket: str
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    pick_id: str
+    request_id: str
+    places: list[_Place]
+    reason: str
+    prompt_tokens: int | None
+    predicted_cached_tokens: int | None
+    expires_in_ms: int
+    waited_ms: int
+
+
+_encoder = msgspec.json.Encoder()
+_tokenized = msgspec.msgpack.Decoder(Tokenized)
+_told = (msgspec.json.Decoder(list[Told]), msgspec.msgpack.Decoder(list[Told]))
+
+
+class PickEndpoint:
+    """Serves picks on a port of their own."""
+
+    def __init__(self, config: RouterConfig, router: Router, picker: Picker) -> None:
+        self._listen = config.listen.pick
+        self._router = router
+        self._picker = picker
+        self._limits = config.limits
+        most = config.limits.max_in_flight + _SPARE_CONNECTIONS
+        self._connections = Connections(self.answer, config.limits.max_body_bytes, most, router.clock)
+        self.sweep = self._connections.sweep
+        self._server: asyncio.Server | None = None
+
+    async def start(self, secure: Tls | None) -> None:
+        """Listen. Raises StokerError when the address is taken or none."""
+        self._server = await listen(
+            "listen.pick", self._listen, self._connections.protocol, example="127.0.0.1:7382", secure=secure
+        )
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._server is not None  # noqa: S101
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Stop at once."""
+        if self._server is not None:
+            self._server.close()
+        self._connections.close()
+
+    async def answer(self, ask: Ask) -> Answer:
+        """One request. Never raises, but for being cancelled."""
+        path = ask.target.partition("?")[0]
+        try:
+            return await self._answered(path, ask)
+        except StokerError as error:
+            if path == "/pick":
+                metrics.of(metrics.REQUESTS, API, metrics.outcome_of(error)).inc()
+            return _refusal(error)
+        except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
+            return _refusal(internal_error("pick.internal_error", path, error))
+
+    async def _answered(self, path: str, ask: Ask) -> Answer:
+        if path not in ("/pick", "/picks"):
+            raise NotFound(f"{path} is not served here; these are: POST /pick, POST /picks")
+        if ask.method != "POST":
+            raise MethodNotAllowed(path, "POST", ask.method)
+        return await self._pick(ask) if path == "/pick" else self._report(ask)
+
+    async def _pick(self, ask: Ask) -> Answer:
+        headers = ask.headers
+        if headers.get("content-type") == _MSGPACK:
+            asked = _of_tokenized(_decoded(_tokenized, ask.body))
+        else:
+            asked = await _of_openai(ask.body)
+        picked = await self._picker.pick(
+            asked,
+            self._router.tenants.caller(headers, asked.priority),
+            request_id_of(headers),
+            policy=headers.get("x-stoker-policy", ""),
+            wait_s=_wait(headers.get(WAIT_HEADER), seconds_allowed(headers, self._limits.request_s)),
+        )
+        undo = functools.partial(self._picker.picks.undo, picked.pick_id)
+        return Answer(200, _JSON, _encoder.encode(_answer(picked)), undo=undo)
+
+    def _report(self, ask: Ask) -> Answer:
+        packed = ask.headers.get("content-type") == _MSGPACK
+        events = _decoded(_told[packed], ask.body)
+        if len(events) > _MOST_REPORTS:
+            raise InvalidRequest(f"{len(events)} reports at once; send at most {_MOST_REPORTS}")
+        for told in events:
+            self._picker.picks.tell(told.pick_id, told.event, told.replica_id)
+        return Answer(200, _JSON, b"{}")
+
+
+def _decoded(decoder: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T], body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest.field("body", f"cannot be read: {error}") from error
+
+
+def _of_tokenized(body: Tokenized) -> Asked:
+    if not body.model:
+        raise InvalidRequest.field("model", "name the model to ask")
+    if bool(body.token_ids) == bool(body.block_keys):
+        raise InvalidRequest.field("token_ids", "give one of token_ids and block_keys")
+    if min(body.prompt_tokens, body.max_tokens or 0) < 0:
+        raise InvalidRequest.field("prompt_tokens", "no count is below 0")
+    if body.token_ids:
+        told = tokenized(body.token_ids)
+    else:
+        told = keyed(unpack_keys(body.block_keys), body.prompt_tokens, body.block_size)
+    prompt = Prompt(
+        b"",
+        tokenized=told,
+        max_output_tokens=body.max_tokens,
+        choices=max(1, body.n),
+        cache_salt=body.cache_salt,
+    )
+    return Asked(COMPLETIONS, body.model, prompt, True, body.session_id, priority=body.priority)
+
+
+async def _of_openai(body: bytes) -> Asked:
+    if len(body) <= SMALL:
+        return _read_openai(body)
+    return await asyncio.to_thread(_read_openai, body)
+
+
+def _read_openai(body: bytes) -> Asked:
+    fields = decode(body)
+    return read(CHAT if "messages" in fields else COMPLETIONS, fields, body)
+
+
+def _wait(header: str | None, allowed_s: float) -> float:
+    """Seconds that a pick may wait. Raises InvalidRequest."""
+    if header is None:
+        return allowed_s
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise InvalidRequest.field(WAIT_HEADER, "must be a number of seconds, 0 or more")
+    return min(seconds, allowed_s)
+
+
+def _answer(picked: Picked) -> _Answer:
+    return _Answer(
+        pick_id=picked.pick_id,
+        request_id=picked.request_id,
+        places=[_Place(t.id, t.record.agent_endpoint, t.url, ticket) for t, ticket in picked.places],
+        reason=picked.decided.decision.reason.value,
+        prompt_tokens=picked.tokens,
+        predicted_cached_tokens=picked.cached_tokens,
+        expires_in_ms=int(1000 * picked.expires_in),
+        waited_ms=int(1000 * picked.waited),
+    )
+
+
+def _refusal(error: StokerError) -> Answer:
+    return Answer(openai_errors.status(error), openai_errors.headers(error), openai_errors.body(error))

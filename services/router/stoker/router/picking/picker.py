@@ -1,0 +1,107 @@
+"""One pick: as a relayed request until its replica has room, then its caller's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from dataclasses import dataclass
+
+from stoker.common.errors import Exhausted
+from stoker.router.picking.picks import Picks
+from stoker.router.picking.signing import Signer
+from stoker.router.plan import TOKENS, Plan
+from stoker.router.pools import Target
+from stoker.router.prompt import Asked
+from stoker.router.routing import Decided, Flight, Router
+from stoker.router.tenants import Caller
+
+MOST_ALTERNATIVES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Where a request goes. Times are in seconds; `tokens` are None where they could not be counted."""
+
+    pick_id: str
+    request_id: str
+    decided: Decided
+    places: list[tuple[Target, str]]
+    """The replica chosen, then the others to try, each with a ticket."""
+    expires_in: float
+    waited: float
+
+    @property
+    def tokens(self) -> int | None:
+        """Of the prompt."""
+        return self.decided.plan.tokens
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Of the prompt, as expected in the cache of the replica chosen."""
+        known = self.decided.plan.source == TOKENS
+        return self.decided.decision.cached_tokens if known else None
+
+
+class Picker:
+    """Picks for both transports."""
+
+    def __init__(self, router: Router, picks: Picks, signer: Signer, alternatives: int) -> None:
+        """`alternatives` are named beside the first place where the caller does not say how many."""
+        self.picks = picks
+        self._router = router
+        self._signer = signer
+        self._alternatives = alternatives
+
+    async def pick(
+        self,
+        asked: Asked,
+        caller: Caller,
+        request_id: str,
+        *,
+        policy: str = "",
+        wait_s: float | None = None,
+        alternatives: int | None = None,
+    ) -> Picked:
+        """Choose, wait for room and count. `wait_s` is the longest wait, None for as long as the queue lets it.
+
+        Raises what a relayed request would get, and Exhausted (HELD) when `wait_s` is over.
+        """
+        router = self._router
+        with contextlib.ExitStack() as held:
+            held.enter_context(router.admit())
+            # Who tells the first token may not: the prefill is taken to run off by the replica's rate.
+            plan = await router.plan(asked, caller, policy=policy, told_late=True)
+            began = router.clock()
+            flight = await self._board(plan, request_id, wait_s)
+            try:
+                picked = self._named(flight, request_id, alternatives, router.clock() - began)
+            except BaseException:
+                flight.abandon()
+                raise
+            places = frozenset(target.id for target, _ in picked.places)
+            self.picks.open(picked.pick_id, flight, held.pop_all(), request_id, places)
+        return picked
+
+    async def _board(self, plan: Plan, request_id: str, wait_s: float | None) -> Flight:
+        if wait_s is None:
+            return await self._router.board(plan, request_id)
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self._router.board(plan, request_id)
+        except TimeoutError:
+            raise Exhausted(
+                f"no replica of {plan.pool.model} had room within {wait_s:g} s; pick again after the delay, allow a "
+                "longer wait, or scale the deployment up",
+                reason="HELD",
+                retry_after_s=self._router.turns.drain_s(plan.pool),
+            ) from None
+
+    def _named(self, flight: Flight, request_id: str, alternatives: int | None, waited: float) -> Picked:
+        decided = flight.decided
+        count = self._alternatives if alternatives is None else min(alternatives, MOST_ALTERNATIVES)
+        targets = [decided.target, *self._router.others(decided, count)]
+        nonce = secrets.token_bytes(12)
+        tickets = self._signer.tickets(decided.plan, targets, nonce)
+        places = list(zip(targets, tickets, strict=True))
+        return Picked(nonce.hex(), request_id, decided, places, self._signer.life_s, waited)

@@ -1,0 +1,124 @@
+"""Picked requests: each is held until its caller tells its end, or nothing is heard of it any more."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from stoker.common.errors import Unavailable
+from stoker.router import metrics
+from stoker.router.routing import Flight, Router
+
+API = "pick"
+
+
+class Event(Enum):
+    """What a caller can tell."""
+
+    ALIVE = "alive"
+    FIRST_TOKEN = "first_token"  # noqa: S105 - no password
+    MOVED = "moved"
+    SERVED = "served"
+    FAILED = "failed"
+    DROPPED = "dropped"
+
+
+@dataclass(slots=True)
+class _Pick:
+    flight: Flight
+    admission: contextlib.ExitStack
+    request_id: str
+    places: frozenset[str]
+    began: float
+    until: float
+    token_seen: bool = False
+
+
+class Picks:
+    """All of one router, each under a secret name, that nobody can end another's."""
+
+    def __init__(self, router: Router, unheard_s: float, silence_s: float) -> None:
+        """A pick of which nothing was heard within `unheard_s`, or within `silence_s` of the last word, is given up.
+
+        Whether its request runs then, its replica's reports show: it may run for an hour, with a caller who tells
+        nothing.
+        """
+        self._router = router
+        self._unheard_s = unheard_s
+        self._silence_s = silence_s
+        self._open: dict[str, _Pick] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(
+        self, name: str, flight: Flight, admission: contextlib.ExitStack, request_id: str, places: frozenset[str]
+    ) -> None:
+        """Take over a flight and its place in the router, under a name that nobody can guess."""
+        now = self._router.clock()
+        self._open[name] = _Pick(flight, admission, request_id, places, now, now + self._unheard_s)
+
+    def tell(self, name: str, event: Event, replica: str = "") -> None:
+        """Something happened to one. What is not known (any more) is passed over."""
+        pick = self._open.get(name)
+        if pick is None:
+            return
+        now = self._router.clock()
+        pick.until = now + self._silence_s
+        match event:
+            case Event.FIRST_TOKEN if not pick.token_seen:
+                pick.token_seen = True
+                pick.flight.first_token()
+                metrics.of(metrics.TTFT, API).observe(now - pick.began)
+            case Event.MOVED:
+                self._move(name, pick, replica)
+            case Event.SERVED:
+                pick.flight.served()
+                self._end(name, "ok")
+            case Event.FAILED:
+                # Said by a caller, so it is believed of one replica at a time.
+                pick.flight.erred()
+                self._end(name, "interrupted" if pick.token_seen else "failed")
+            case Event.DROPPED:
+                self._end(name, "cancelled")
+
+    def _move(self, name: str, pick: _Pick, replica: str) -> None:
+        """Count a request where it goes now."""
+        before = pick.flight.decided
+        if pick.token_seen or replica not in pick.places or replica == before.target.id:
+            return
+        pick.flight.erred()
+        pick.flight.abandon()
+        try:
+            decided = self._router.choose(replace(before.plan, pinned=replica))
+        except Unavailable:
+            del self._open[name]
+            pick.admission.close()
+            metrics.of(metrics.REQUESTS, API, "failed").inc()
+            return
+        pick.flight = self._router.fly(decided, pick.request_id)
+
+    def _end(self, name: str, outcome: str) -> None:
+        pick = self._open.pop(name)
+        with pick.admission:
+            pick.flight.abandon()
+        metrics.of(metrics.REQUESTS, API, outcome).inc()
+
+    def undo(self, name: str) -> None:
+        """Its answer may not have arrived."""
+        if name in self._open:
+            self._end(name, "cancelled")
+
+    def sweep(self) -> None:
+        """Give up those that nothing is heard of."""
+        now = self._router.clock()
+        for name in [name for name, pick in self._open.items() if pick.until <= now]:
+            metrics.PICKS_UNHEARD.inc()
+            self._open[name].flight.unheard()
+            self._end(name, "unheard")
+
+    def close(self) -> None:
+        """Give up all."""
+        for name in list(self._open):
+            self._end(name, "cancelled")

@@ -1,0 +1,54 @@
+"""Signs tickets."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+from stoker.common.ticket_keys import KeyFile
+from stoker.common.tickets import Keys, Ticket
+from stoker.router.plan import TOKENS, Plan
+from stoker.router.pools import Target
+
+_PASS_S = 3600.0
+"""Long, so that clocks which differ by minutes keep no router from its nodes."""
+_RENEW_S = 600.0
+
+
+class Signer:
+    """Signs with the keys of now. Without any, tickets are empty, and no node asks for them."""
+
+    def __init__(self, file: KeyFile, life_s: float, wall: Callable[[], float] = time.time) -> None:
+        """`life_s`: seconds from a pick until its request must be at a node. `wall` gives Unix seconds."""
+        self.life_s = life_s
+        self._file = file
+        self._wall = wall
+        self._pass = ""
+        self._pass_keys: Keys | None = None
+        self._renew_at = 0.0
+
+    def tickets(self, plan: Plan, targets: list[Target], nonce: bytes) -> list[str]:
+        """One for each place that a request may go to; they share the nonce."""
+        keys = self._file.keys
+        if keys is None:
+            return [""] * len(targets)
+        expires = self._wall() + self.life_s
+        request = plan.request
+        prompt = request.prompt_tokens if plan.source == TOKENS else 0
+        output = request.output_tokens if plan.output_bounded else 0
+        return [
+            keys.sign(Ticket(nonce, expires, target.id, target.record.epoch, request.tenant, prompt, output))
+            for target in targets
+        ]
+
+    def own_pass(self) -> str:
+        """What this router shows with requests that it sends itself; empty without keys."""
+        keys, now = self._file.keys, self._wall()
+        if keys is None:
+            return ""
+        # A clock that was set back must not leave it without one for as long.
+        if keys is not self._pass_keys or not self._renew_at - _RENEW_S <= now < self._renew_at:
+            self._pass = keys.sign(Ticket(secrets.token_bytes(12), now + _PASS_S))
+            self._pass_keys, self._renew_at = keys, now + _RENEW_S
+        return self._pass
