@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from stoker.router.envoy.flights import Flights
 from tests.integration.test_router_openai_http import GREEDY, SLOW, Stack, stack
 from tests.support.engines import FAST
 from tests.support.envoy import running_envoy
+from tests.support.router import replica, tell
 from tests.support.waiting import eventually
 
 QUICK = ("envoy.report_s=0.05", "envoy.silence_s=2")
@@ -119,6 +122,117 @@ async def test_a_dead_engine_is_found_out_and_nothing_stays_counted(tmp_path: Pa
         await eventually(lambda: idle(running, flights), "released", 1.0)
         await eventually(
             lambda: not running.app.view.targets["tiny-0"].reachable, "a refused connection is proof", 1.0
+        )
+
+
+PROMPT = "Once upon a time there was a stoker " * 30
+
+
+@dataclass
+class Failing:
+    """An engine that fails each request, once it may, before the first byte: by this answer, or by none."""
+
+    answer: bytes
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head.lower())
+            await reader.readexactly(int(length.group(1)) if length else 0)
+            self.asked += 1
+            await self.gate.wait()
+            writer.write(self.answer)
+        finally:
+            writer.close()
+
+
+async def home_of(running: Stack, url: str) -> tuple[str, str]:
+    """The replica that holds PROMPT, and the other one."""
+    async with running.http.post(f"{url}/v1/completions", json={**GREEDY, "prompt": PROMPT, "max_tokens": 2}) as got:
+        home = got.headers["x-stoker-replica"]
+    return home, next(name for name in running.engines if name != home)
+
+
+async def stand_in(running: Stack, name: str, engine: Failing, held: contextlib.AsyncExitStack) -> None:
+    """Put another engine in a replica's place."""
+    server = await held.enter_async_context(await asyncio.start_server(engine.serve, "127.0.0.1", 0))
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    sha256 = running.app.view.targets[name].record.engine.tokenizer_sha256
+    urls = {**{each: engine.url for each, engine in running.engines.items()}, name: url}
+    tell(running.app, *(replica(each, at, sha256=sha256) for each, at in urls.items()))
+
+
+async def test_an_engine_that_refuses_is_left_for_the_next_before_the_first_byte(tmp_path: Path) -> None:
+    async with carried(tmp_path, "checks.interval_s=60", count=2) as (running, url, flights):
+        home, other = await home_of(running, url)
+        running.engines[home].process.kill()
+        await running.engines[home].process.wait()
+        body = {**GREEDY, "prompt": PROMPT, "max_tokens": 2}
+        async with running.http.post(f"{url}/v1/completions", json=body) as got:
+            assert (got.status, got.headers["x-stoker-replica"]) == (200, other), await got.text()
+            assert len(got.headers.getall("x-stoker-replica")) == 1
+        await eventually(lambda: idle(running, flights), "both are released", 1.0)
+        assert not running.app.view.targets[home].reachable, "a refused connection is proof"
+        assert running.app.view.targets[other].reachable
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nbusy", b""], ids=["503", "broken"]
+)
+async def test_counts_follow_a_request_that_is_tried_elsewhere(tmp_path: Path, answer: bytes) -> None:
+    async with (
+        carried(tmp_path, "checks.interval_s=60", count=2, args=SLOW) as (running, url, flights),
+        contextlib.AsyncExitStack() as held,
+    ):
+        home, other = await home_of(running, url)
+        await eventually(lambda: idle(running, flights), "released", 1.0)
+        failing = Failing(answer)
+        await stand_in(running, home, failing, held)
+        targets = running.app.view.targets
+        body = {**GREEDY, "prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "stream": True}
+        asking = asyncio.create_task(running.http.post(f"{url}/v1/completions", json=body))
+        await eventually(lambda: failing.asked == 1, "the first engine has it")
+        assert (targets[home].in_flight, targets[other].in_flight) == (1, 0)
+        failing.gate.set()
+        got = await asking
+        await eventually(lambda: (targets[home].in_flight, targets[other].in_flight) == (0, 1), "it moved", 1.0)
+        assert (got.status, got.headers["x-stoker-replica"]) == (200, other)
+        fleet = running.app.view.pools["tiny"].fleet
+        assert fleet.load.own(home) == 0 < fleet.load.own(other)
+        assert not fleet.health.quiet, "the first one is blamed"
+        assert (await got.read()).endswith(b"data: [DONE]\n\n")
+        await eventually(lambda: idle(running, flights), "released at its end", 1.0)
+
+
+async def test_an_error_that_may_be_the_request_s_own_is_not_tried_elsewhere(tmp_path: Path) -> None:
+    async with (
+        carried(tmp_path, "checks.interval_s=60", count=2) as (running, url, flights),
+        contextlib.AsyncExitStack() as held,
+    ):
+        home, _ = await home_of(running, url)
+        await eventually(lambda: idle(running, flights), "released", 1.0)
+        failing = Failing(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 4\r\n\r\nmine")
+        failing.gate.set()
+        await stand_in(running, home, failing, held)
+        async with running.http.post(f"{url}/v1/completions", json={**GREEDY, "prompt": PROMPT}) as got:
+            assert (got.status, got.headers["x-stoker-replica"], await got.read()) == (500, home, b"mine")
+        assert failing.asked == 1
+        await eventually(lambda: idle(running, flights), "released", 1.0)
+
+
+async def test_where_all_fail_the_last_answer_is_the_client_s(tmp_path: Path) -> None:
+    async with carried(tmp_path, "checks.interval_s=60", count=2) as (running, url, flights):
+        for engine in running.engines.values():
+            engine.process.kill()
+            await engine.process.wait()
+        async with running.http.post(f"{url}/v1/completions", json={**GREEDY, "prompt": "x"}) as got:
+            assert got.status == 503
+            assert b"engine_failed" in await got.read()
+        await eventually(lambda: idle(running, flights), "released", 1.0)
+        await eventually(
+            lambda: not any(t.reachable for t in running.app.view.targets.values()), "both found dead", 1.0
         )
 
 

@@ -19,6 +19,7 @@ from stoker.router.core import (
     RoutingConfig,
     Snapshot,
     Tier,
+    alternatives,
     decide,
 )
 
@@ -294,3 +295,15 @@ def test_a_restarted_engine_has_lost_what_was_sent_to_it() -> None:
     assert decide(REQUEST, made, 0.1, Random(1)).cached_tokens > 600
     made.snapshot("b", Snapshot(2, 1, {}), 0.2)
     assert decide(REQUEST, made, 0.3, Random(1)).cached_tokens == 0
+
+
+@pytest.mark.parametrize("explain", [True, False])
+def test_the_next_best_are_others_and_only_those_inside_the_bound_where_it_is_known(explain: bool) -> None:
+    made = fleet("a", "b", "c", "d", config=RoutingConfig(floor_tokens=1000))
+    hold(made, "b", KEYS)
+    made.load.report("d", 50_000, 0.0)
+    chosen = decide(REQUEST, made, 0.0, Random(1), explain=explain)
+    assert chosen.replica == "b"
+    names = alternatives(REQUEST, chosen, made, 0.0, 3)
+    assert set(names[:2]) == {"a", "c"}, "the loaded one comes last, or not at all"
+    assert names[2:] == ([] if explain else ["d"])

@@ -64,6 +64,18 @@ def test_only_decided_paths_reach_engines() -> None:
     assert not any("typed_per_filter_config" in route for route in engines), "each of them is asked about"
 
 
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_each_try_has_a_header_of_its_own_and_nothing_is_tried_unasked(retries: int) -> None:
+    config = made(f"limits.retries={retries}")
+    tries = cluster(config, "engines")["cluster_type"]["typed_config"]["clusters"]
+    headers = [cluster(config, each["name"])["original_dst_lb_config"]["http_header_name"] for each in tries]
+    assert len(set(headers)) == len(headers) == 1 + retries
+    passed = authorization(config)["http_service"]["authorization_response"]["allowed_upstream_headers"]["patterns"]
+    assert set(headers) <= {each["exact"] for each in passed}
+    for route in manager(config)["route_config"]["virtual_hosts"][0]["routes"]:
+        assert route["route"].get("retry_policy", {}).get("num_retries", 0) == 0
+
+
 def test_the_header_of_tenants_is_passed_on_as_it_is_named() -> None:
     def passed(of: dict[str, Any]) -> set[str]:
         return {each["exact"] for each in authorization(of)["allowed_headers"]["patterns"]}
@@ -93,7 +105,9 @@ def test_the_command_prints_it() -> None:
     assert yaml.safe_load(printed) == made()
 
 
-@pytest.mark.parametrize("settings", [(), ("tenants.header=''", "envoy.report_s=2", "limits.max_body_bytes=4096")])
+@pytest.mark.parametrize(
+    "settings", [(), ("tenants.header=''", "envoy.report_s=2", "limits.max_body_bytes=4096"), ("limits.retries=0",)]
+)
 def test_envoy_takes_it(tmp_path: Path, settings: tuple[str, ...]) -> None:
     file = tmp_path / "envoy.json"
     file.write_bytes(msgspec.json.encode(made(*settings)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from typing import Any, cast
 
@@ -10,6 +9,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from stoker.api.envoy.v1 import access_log_pb2 as pb
+from stoker.common.errors import Unavailable
 from stoker.router.envoy import access_log
 from stoker.router.envoy.flights import Ending, Flights
 from stoker.router.routing import Flight
@@ -32,20 +32,33 @@ class Fake:
             raise AttributeError(name)
         return lambda: self.told.append(name)
 
-    def __exit__(self, *_: object) -> None:
+    def abandon(self) -> None:
         self.released += 1
+
+    def __exit__(self, *_: object) -> None:
+        """As an admission, which lasts as long."""
 
 
 class World:
     def __init__(self) -> None:
         self.now = 100.0
         self.dead: list[str] = []
-        self.flights = Flights(10.0, lambda: self.now, self.dead.append)
+        self.moved: list[Fake] = []
+        self.gone = False
+        self.flights = Flights(10.0, lambda: self.now, self.move, self.dead.append)
 
-    def open(self, *, stream: bool = True) -> tuple[str, Fake]:
-        flight, held = Fake(), contextlib.ExitStack()
-        held.push(flight.__exit__)
-        return self.flights.open(cast(Flight, flight), held, "completions", stream=stream), flight
+    def move(self, decided: Any, target: Any, request_id: str) -> Flight:
+        if self.gone:
+            raise Unavailable("it has left")
+        flight = Fake()
+        flight.id = target
+        self.moved.append(flight)
+        return cast(Flight, flight)
+
+    def open(self, *spares: str, stream: bool = True) -> tuple[str, Fake]:
+        flight: Any = Fake()
+        name = self.flights.open(flight, flight, "completions", stream=stream, spares=cast(Any, spares))
+        return name, flight
 
 
 @pytest.fixture
@@ -79,6 +92,63 @@ def test_a_refused_connection_is_passed_on(world: World) -> None:
     name, _ = world.open()
     world.flights.ended(name, Ending(503, fault=True, refused=True))
     assert world.dead == ["tiny-0"]
+
+
+REFUSED = Ending(0, fault=True, refused=True)
+
+
+def test_a_failed_try_is_blamed_and_the_flight_goes_on_elsewhere(world: World) -> None:
+    name, first = world.open("tiny-1", "tiny-2")
+    world.flights.failed_try(name, REFUSED)
+    world.flights.failed_try(name, Ending(503))
+    second, third = world.moved
+    assert (first.told, first.released, world.dead) == (["faulted"], 1, ["tiny-0"])
+    assert (second.id, second.told, second.released) == ("tiny-1", ["erred"], 1)
+    assert (third.id, third.told, third.released) == ("tiny-2", [], 0)
+    world.flights.ended(name, Ending(200, tries=3))
+    assert (third.told, third.released, len(world.flights)) == (["served"], 1, 0)
+    assert (first.released, second.released) == (1, 1)
+
+
+def test_the_last_try_is_settled_by_the_end_alone(world: World) -> None:
+    name, first = world.open()
+    world.flights.failed_try(name, REFUSED)
+    assert (first.told, first.released, world.moved) == ([], 0, [])
+    world.flights.ended(name, Ending(503, fault=True, refused=True, tries=1))
+    assert (first.told, first.released) == (["faulted"], 1)
+
+
+def test_an_answer_that_has_begun_is_not_tried_elsewhere(world: World) -> None:
+    name, first = world.open("tiny-1")
+    world.flights.failed_try(name, Ending(200, fault=True))
+    assert (first.told, first.released, world.moved) == ([], 0, [])
+    world.flights.ended(name, Ending(200, fault=True, tries=1))
+    assert (first.told, first.released) == (["faulted"], 1)
+
+
+def test_a_retry_that_envoy_did_not_make_blames_nobody_else(world: World) -> None:
+    name, _ = world.open("tiny-1")
+    world.flights.failed_try(name, Ending(503))
+    world.flights.ended(name, Ending(503, tries=1))
+    (second,) = world.moved
+    assert (second.told, second.released) == ([], 1)
+
+
+def test_a_spare_that_has_left_counts_nowhere(world: World) -> None:
+    name, first = world.open("tiny-1", "tiny-2")
+    world.gone = True
+    world.flights.failed_try(name, REFUSED)
+    world.flights.failed_try(name, REFUSED)
+    world.flights.goes_on(name, answered=True)
+    world.flights.ended(name, Ending(200, tries=3))
+    assert (first.released, len(world.flights)) == (1, 0)
+
+
+def test_a_dropped_flight_is_released_where_it_is_now(world: World) -> None:
+    name, first = world.open("tiny-1")
+    world.flights.failed_try(name, REFUSED)
+    world.flights.close()
+    assert (first.released, world.moved[0].released) == (1, 1)
 
 
 def test_the_first_token_of_a_stream_is_told_once_and_of_no_other(world: World) -> None:

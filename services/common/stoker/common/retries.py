@@ -14,6 +14,15 @@ class RetryBudget:
         self._burst = burst
         self._saved = burst
 
+    @property
+    def left(self) -> bool:
+        """Whether a retry could be taken now."""
+        return self._saved >= 1.0
+
+    def spend(self) -> None:
+        """Count a retry that somebody else has taken, which may put the budget into debt of as much as it saves."""
+        self._saved = max(self._saved - 1.0, -self._burst)
+
     def request(self) -> None:
         """Count a first attempt."""
         self._saved = min(self._burst, self._saved + self._ratio)

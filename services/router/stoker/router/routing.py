@@ -279,6 +279,12 @@ class Router:
         names = core.alternatives(plan.request, decided.decision, plan.pool.fleet, decided.at, count)
         return [plan.pool.targets[name] for name in names if name in plan.pool.targets]
 
+    def move(self, decided: Decided, target: Target, request_id: str) -> Flight:
+        """Count a request as sent to one of its spares. Raises Unavailable where that has left."""
+        self.budget.spend()
+        metrics.of(metrics.RETRIES, "taken").inc()
+        return self.fly(self.choose(replace(decided.plan, pinned=target.id)), request_id)
+
     def may_retry(self) -> bool:
         """Spend one retry, if the budget has one."""
         allowed = self.budget.take()

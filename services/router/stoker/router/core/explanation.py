@@ -43,8 +43,11 @@ class Explanation(Sequence[Candidate]):
         return sorted(views, key=lambda view: (round(view.cost, ALIKE_DIGITS), view.ring_rank))
 
     def cheapest(self, count: int) -> list[str]:
-        """Return the first few ids by cost alone: cheaper than telling all."""
-        return [self._ids[row] for row in self._columns[0].argsort(kind="stable")[:count].tolist()]
+        """Return the first few ids of those that were open, by cost alone: cheaper than telling all."""
+        cost, load, weight, bound = self._columns[:4]
+        opened = (load + weight <= bound).nonzero()[0]
+        ranked = opened[cost[opened].argsort(kind="stable")[:count]]
+        return [self._ids[row] for row in ranked.tolist()]
 
     def __len__(self) -> int:
         return len(self._ids)

@@ -55,6 +55,8 @@ def take(entry: pb.HttpEntry, flights: Flights) -> None:
     common = entry.common_properties
     if common.access_log_type in (pb.ACCESS_LOG_TYPE_DOWNSTREAM_START, pb.ACCESS_LOG_TYPE_DOWNSTREAM_PERIODIC):
         flights.goes_on(name, answered=common.HasField("time_to_first_upstream_rx_byte"))
+    elif common.access_log_type == pb.ACCESS_LOG_TYPE_UPSTREAM_END:
+        flights.failed_try(name, _ending(entry))
     else:
         flights.ended(name, _ending(entry))
 
@@ -71,4 +73,5 @@ def _ending(entry: pb.HttpEntry) -> Ending:
         late=flags.upstream_request_timeout
         or (flags.stream_idle_timeout and common.HasField("time_to_first_upstream_rx_byte")),
         first_byte_s=first.ToNanoseconds() / 1e9 if common.HasField("time_to_first_downstream_tx_byte") else None,
+        tries=common.upstream_request_attempt_count,
     )

@@ -8,7 +8,7 @@ from stoker.common.addresses import host_and_port
 from stoker.common.errors import InvalidRequest
 from stoker.router.config import RouterConfig
 from stoker.router.envoy.access_log import FLIGHT_HEADER
-from stoker.router.envoy.check import CHECKED, ENDPOINT_HEADER, TIMEOUT_HEADER
+from stoker.router.envoy.check import CHECKED, RETRIES_HEADER, TIMEOUT_HEADER, endpoint_header, replica_header
 from stoker.router.envoy.protocol import STAND_INS
 from stoker.router.upstream import OUR_HEADERS
 
@@ -20,6 +20,11 @@ _GRACE_S = 5.0
 _UNANSWERED = 502
 # Of clients, for each request that may be in flight: most connections rest.
 _CONNECTIONS = 4
+# What an engine fails with before its first byte, and another one may do better: as the OpenAI port has it.
+_RETRIED = "connect-failure,refused-stream,reset,gateway-error"
+_RETRIED_FROM, _RETRIED_TO = 502, 504
+# Of requests under way, those that may be on another try at once; the router's own budget is of all, over time.
+_RETRYING_PERCENT, _RETRYING_LEAST = 20, 3
 # Answers that Envoy makes itself, by its response flags. Refusals of the router (UAEX) stay as the router wrote them.
 _OWN_ANSWERS = {
     "engine_failed": (["UF", "UC", "UH", "UO", "UPE", "UR", "LR", "URX"], "the connection to the engine failed"),
@@ -39,7 +44,7 @@ def bootstrap(config: RouterConfig, listen: str) -> dict[str, Any]:
         _cluster("router-checks", config.listen.ext_authz, most),
         _cluster("router-http", config.listen.http, most),
         {**_cluster("router-grpc", config.listen.grpc, most), **_http2()},
-        _engines(config),
+        *_engines(config),
     ]
     return {
         "static_resources": {"listeners": [_listener(config, listen)], "clusters": clusters},
@@ -63,15 +68,18 @@ def _listener(config: RouterConfig, listen: str) -> dict[str, Any]:
         "stream_idle_timeout": _seconds(config.limits.first_byte_s),
         "request_headers_timeout": "60s",
         "common_http_protocol_options": {"headers_with_underscores_action": "ALLOW", "idle_timeout": "75s"},
-        "access_log": [_access_log()],
+        "access_log": [_access_log(_decided())],
         "access_log_options": {"access_log_flush_interval": _seconds(config.envoy.report_s)},
         "local_reply_config": {"mappers": _own_answers()},
-        "route_config": {"name": "stoker", "virtual_hosts": [_routes()]},
+        "route_config": {"name": "stoker", "virtual_hosts": [_routes(config)]},
         "http_filters": [
             {"name": _AUTHZ, "typed_config": _authorization(config)},
             {
                 "name": "envoy.filters.http.router",
-                "typed_config": {"@type": f"{_TYPE}extensions.filters.http.router.v3.Router"},
+                "typed_config": {
+                    "@type": f"{_TYPE}extensions.filters.http.router.v3.Router",
+                    "upstream_log": [_access_log(_failed_tries())],
+                },
             },
         ],
     }
@@ -95,20 +103,28 @@ def _most_connections(most: int) -> dict[str, Any]:
     }
 
 
-def _routes() -> dict[str, Any]:
+def _routes(config: RouterConfig) -> dict[str, Any]:
     unchecked = {
         "typed_per_filter_config": {
             _AUTHZ: {"@type": f"{_TYPE}extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute", "disabled": True}
         }
     }
+    # None by itself: each decision says how many engines it names.
+    policy = {
+        "retry_on": _RETRIED,
+        "num_retries": 0,
+        "retry_back_off": {"base_interval": "0.001s", "max_interval": "0.010s"},
+    }
+    retried = {"retry_policy": policy} if config.limits.retries else {}
     return {
         "name": "all",
         "domains": ["*"],
         "request_headers_to_remove": [*OUR_HEADERS],
+        "response_headers_to_add": [_answered_by(config)],
         "routes": [
             # A route's own limit is off: the router's is told with each decision.
             *(
-                {"match": {"path": path}, "route": {"cluster": "engines", "timeout": "0s"}}
+                {"match": {"path": path}, "route": {"cluster": "engines", "timeout": "0s", **retried}}
                 for path in sorted(CHECKED)
             ),
             {"match": {"prefix": "/"}, "route": {"cluster": "router-http", "timeout": "0s"}, **unchecked},
@@ -116,9 +132,23 @@ def _routes() -> dict[str, Any]:
     }
 
 
+def _answered_by(config: RouterConfig) -> dict[str, Any]:
+    """Which replica it was depends on how often the request was tried."""
+    last = _tries(config)[-1]
+    replica = f'request.headers["{replica_header(last)}"]'
+    for number in reversed(_tries(config)[:-1]):
+        replica = (
+            f'upstream.request_attempt_count == {number} ? request.headers["{replica_header(number)}"] : {replica}'
+        )
+    header = {"key": "x-stoker-replica", "value": f"%CEL({replica})%"}
+    return {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+
+
 def _authorization(config: RouterConfig) -> dict[str, Any]:
-    upstream = [ENDPOINT_HEADER, FLIGHT_HEADER, TIMEOUT_HEADER, "x-request-id"]
-    told = ["x-stoker-replica", "x-stoker-reason", "x-request-id"]
+    upstream = [FLIGHT_HEADER, TIMEOUT_HEADER, RETRIES_HEADER, "x-request-id"]
+    for number in _tries(config):
+        upstream += [endpoint_header(number), replica_header(number)]
+    told = ["x-stoker-reason", "x-request-id"]
     asked = ["content-type", "authorization", "x-request-id", config.tenants.header, *OUR_HEADERS]
     return {
         "@type": f"{_TYPE}extensions.filters.http.ext_authz.v3.ExtAuthz",
@@ -142,11 +172,22 @@ def _authorization(config: RouterConfig) -> dict[str, Any]:
     }
 
 
-def _access_log() -> dict[str, Any]:
+def _decided() -> dict[str, Any]:
+    """Most of what happens is not the router's: only requests that it has decided."""
+    return {"header_filter": {"header": {"name": FLIGHT_HEADER, "present_match": True}}}
+
+
+def _failed_tries() -> dict[str, Any]:
+    """Those tries after which another may follow: the router moves the request then."""
+    broke = {"response_flag_filter": {"flags": ["UF", "UC", "UR", "UPE", "LR", "UO"]}}
+    refused = {"and_filter": {"filters": [_status(_RETRIED_FROM, "GE"), _status(_RETRIED_TO, "LE")]}}
+    return {"and_filter": {"filters": [_decided(), {"or_filter": {"filters": [broke, refused]}}]}}
+
+
+def _access_log(chosen: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": "envoy.access_loggers.http_grpc",
-        # Most of what happens is not the router's: only requests that it has decided.
-        "filter": {"header_filter": {"header": {"name": FLIGHT_HEADER, "present_match": True}}},
+        "filter": chosen,
         "typed_config": {
             "@type": f"{_TYPE}extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
             "common_config": {
@@ -184,9 +225,9 @@ def _checked_as(code: int) -> dict[str, Any]:
     return {"and_filter": {"filters": [{"response_flag_filter": {"flags": ["UAEX"]}}, _status(code)]}}
 
 
-def _status(code: int) -> dict[str, Any]:
+def _status(code: int, comparison: str = "EQ") -> dict[str, Any]:
     value = {"default_value": code, "runtime_key": f"stoker.status_{code}"}
-    return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}
+    return {"status_code_filter": {"comparison": {"op": comparison, "value": value}}}
 
 
 def _mapper(chosen: dict[str, Any], code: str, message: str) -> dict[str, Any]:
@@ -198,16 +239,37 @@ def _mapper(chosen: dict[str, Any], code: str, message: str) -> dict[str, Any]:
 # --- what it calls -----------------------------------------------------------------------------------------
 
 
-def _engines(config: RouterConfig) -> dict[str, Any]:
-    """Any engine, by the address in the decision's header."""
-    return {
+def _tries(config: RouterConfig) -> range:
+    return range(1, config.limits.retries + 2)
+
+
+def _engines(config: RouterConfig) -> list[dict[str, Any]]:
+    """Any engines, by the addresses in the decision's headers: one cluster for each try, and one of these."""
+    names = [f"engine-{number}" for number in _tries(config)]
+    tries = {
+        "@type": f"{_TYPE}extensions.clusters.composite.v3.ClusterConfig",
+        "clusters": [{"name": name} for name in names],
+    }
+    whole = {
         "name": "engines",
+        "connect_timeout": _seconds(config.limits.connect_s),
+        "lb_policy": "CLUSTER_PROVIDED",
+        "cluster_type": {"name": "envoy.clusters.composite", "typed_config": tries},
+        "per_connection_buffer_limit_bytes": config.limits.max_body_bytes,
+        "circuit_breakers": _breakers(config.limits.max_in_flight, retries=True),
+    }
+    return [whole, *(_engine(config, name, number) for number, name in enumerate(names, 1))]
+
+
+def _engine(config: RouterConfig, name: str, number: int) -> dict[str, Any]:
+    return {
+        "name": name,
         "type": "ORIGINAL_DST",
         "lb_policy": "CLUSTER_PROVIDED",
         "connect_timeout": _seconds(config.limits.connect_s),
-        "original_dst_lb_config": {"use_http_header": True, "http_header_name": ENDPOINT_HEADER},
+        "original_dst_lb_config": {"use_http_header": True, "http_header_name": endpoint_header(number)},
         "per_connection_buffer_limit_bytes": config.limits.max_body_bytes,
-        "circuit_breakers": _breakers(config.limits.max_in_flight),
+        "circuit_breakers": _breakers(config.limits.max_in_flight, retries=True),
     }
 
 
@@ -225,21 +287,19 @@ def _cluster(name: str, target: str, most: int) -> dict[str, Any]:
 
 
 def _http2() -> dict[str, Any]:
-    options = f"{_TYPE}extensions.upstreams.http.v3.HttpProtocolOptions"
-    return {
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-                "@type": options,
-                "explicit_http_config": {"http2_protocol_options": {}},
-            }
-        }
-    }
+    return _options({"explicit_http_config": {"http2_protocol_options": {}}})
 
 
-def _breakers(most: int) -> dict[str, Any]:
+def _options(options: dict[str, Any]) -> dict[str, Any]:
+    name = "extensions.upstreams.http.v3.HttpProtocolOptions"
+    return {"typed_extension_protocol_options": {f"envoy.{name}": {"@type": f"{_TYPE}{name}", **options}}}
+
+
+def _breakers(most: int, *, retries: bool = False) -> dict[str, Any]:
     # The router bounds what is in flight; Envoy's own bounds, 1024 each, would come before it.
     names = ("max_connections", "max_pending_requests", "max_requests")
-    return {"thresholds": [dict.fromkeys(names, 2 * most)]}
+    budget = {"budget_percent": {"value": _RETRYING_PERCENT}, "min_retry_concurrency": _RETRYING_LEAST}
+    return {"thresholds": [{**dict.fromkeys(names, 2 * most), **({"retry_budget": budget} if retries else {})}]}
 
 
 def _address(field: str, target: str) -> dict[str, Any]:

@@ -22,15 +22,27 @@ from stoker.router.http import (
     seconds_allowed,
 )
 from stoker.router.openai_errors import MethodNotAllowed
+from stoker.router.plan import Plan
+from stoker.router.pools import Target
 from stoker.router.prompt import RESPONSES
 from stoker.router.relay import told
-from stoker.router.routing import Router
+from stoker.router.routing import Flight, Router
 
-ENDPOINT_HEADER = "x-gateway-destination-endpoint"
 TIMEOUT_HEADER = "x-envoy-upstream-rq-timeout-ms"
+RETRIES_HEADER = "x-envoy-max-retries"
 
 # Who has stored a response is read from the response, which does not come this way.
 CHECKED = {path: api for path, api in ROUTES.items() if api != RESPONSES}
+
+
+def endpoint_header(number: int) -> str:
+    """The header with the engine of a try, the first of which is 1."""
+    return "x-gateway-destination-endpoint" if number == 1 else f"x-stoker-endpoint-{number}"
+
+
+def replica_header(number: int) -> str:
+    """The header with the replica of a try."""
+    return f"x-stoker-replica-{number}"
 
 
 class Checks:
@@ -67,8 +79,9 @@ class Checks:
             raise MethodNotAllowed(path, "POST", ask.method)
         now = asyncio.get_running_loop().time()
         deadline = now + seconds_allowed(ask.headers, self._limits.request_s)
-        with contextlib.ExitStack() as held:
-            held.enter_context(self._router.admit())
+        admission = self._router.admit()
+        admission.__enter__()
+        try:
             asked = await read_body(api, ask.body)
             plan = await self._router.plan(
                 asked,
@@ -76,22 +89,37 @@ class Checks:
                 policy=ask.headers.get("x-stoker-policy", ""),
                 told_late=True,
             )
-            try:
-                async with asyncio.timeout_at(deadline):
-                    flight = await self._router.board(plan, request_id)
-                    held.enter_context(flight)
-                    endpoint = await self._addresses.of(flight.decided.target.url)
-            except TimeoutError:
-                raise no_room_in_time() from None
-            name = self._flights.open(flight, held.pop_all(), api, stream=asked.stream)
-        left_ms = max(1, int(1000 * (deadline - asyncio.get_running_loop().time())))
-        return Answer(
-            200,
-            {
-                ENDPOINT_HEADER: endpoint,
-                FLIGHT_HEADER: name,
-                TIMEOUT_HEADER: str(left_ms),
-                **told(flight.decided, request_id),
-            },
-            undo=functools.partial(self._flights.undo, name),
-        )
+            flight, headers, spares = await self._boarded(plan, request_id, deadline)
+        except BaseException:
+            admission.__exit__(None, None, None)
+            raise
+        name = self._flights.open(flight, admission, api, stream=asked.stream, request_id=request_id, spares=spares)
+        headers[FLIGHT_HEADER] = name
+        headers[TIMEOUT_HEADER] = str(max(1, int(1000 * (deadline - asyncio.get_running_loop().time()))))
+        return Answer(200, headers, undo=functools.partial(self._flights.undo, name))
+
+    async def _boarded(
+        self, plan: Plan, request_id: str, deadline: float
+    ) -> tuple[Flight, dict[str, str], list[Target]]:
+        """A flight; what Envoy is told of its replica and of the spare ones; and those of these with an address."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                flight = await self._router.board(plan, request_id)
+                try:
+                    headers = told(flight.decided, request_id)
+                    headers[replica_header(1)] = headers.pop("x-stoker-replica")
+                    headers[endpoint_header(1)] = await self._addresses.of(flight.decided.target.url)
+                    spares: list[Target] = []
+                    most = self._limits.retries if self._router.budget.left else 0
+                    for target in self._router.others(flight.decided, most):
+                        with contextlib.suppress(StokerError):
+                            headers[endpoint_header(len(spares) + 2)] = await self._addresses.of(target.url)
+                            headers[replica_header(len(spares) + 2)] = target.id
+                            spares.append(target)
+                    headers[RETRIES_HEADER] = str(len(spares))
+                except BaseException:
+                    flight.abandon()
+                    raise
+        except TimeoutError:
+            raise no_room_in_time() from None
+        return flight, headers, spares

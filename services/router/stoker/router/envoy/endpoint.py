@@ -29,7 +29,7 @@ class EnvoyEndpoint:
     def __init__(self, config: RouterConfig, router: Router) -> None:
         self._listen = config.listen.ext_authz
         self._view = router.view
-        self.flights = Flights(config.envoy.silence_s, time.monotonic, self._refused)
+        self.flights = Flights(config.envoy.silence_s, time.monotonic, router.move, self._refused)
         checks = Checks(router, self.flights, config.limits, Addresses(time.monotonic))
         most = config.limits.max_in_flight + _SPARE_CONNECTIONS
         self._connections = Connections(checks.decide, config.limits.max_body_bytes, most, time.monotonic)

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import wrappers_pb2 as google_dot_protobuf_dot_wrappers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stoker/api/envoy/v1/access_log.proto\x12\x13stoker.api.envoy.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egoogle/protobuf/wrappers.proto\"A\n\nAccessLogs\x12\x33\n\thttp_logs\x18\x02 \x01(\x0b\x32 .stoker.api.envoy.v1.HttpEntries\"@\n\x0bHttpEntries\x12\x31\n\tlog_entry\x18\x01 \x03(\x0b\x32\x1e.stoker.api.envoy.v1.HttpEntry\"\xb7\x01\n\tHttpEntry\x12\x36\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32\x1b.stoker.api.envoy.v1.Common\x12\x37\n\x07request\x18\x03 \x01(\x0b\x32&.stoker.api.envoy.v1.RequestProperties\x12\x39\n\x08response\x18\x04 \x01(\x0b\x32\'.stoker.api.envoy.v1.ResponseProperties\"\xb4\x02\n\x06\x43ommon\x12\x41\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x43\n time_to_first_downstream_tx_byte\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12:\n\x0eresponse_flags\x18\x10 \x01(\x0b\x32\".stoker.api.envoy.v1.ResponseFlags\x12)\n!upstream_transport_failure_reason\x18\x12 \x01(\t\x12;\n\x0f\x61\x63\x63\x65ss_log_type\x18! \x01(\x0e\x32\".stoker.api.envoy.v1.AccessLogType\"\x87\x02\n\rResponseFlags\x12 \n\x18upstream_request_timeout\x18\x03 \x01(\x08\x12\x1d\n\x15upstream_remote_reset\x18\x05 \x01(\x08\x12#\n\x1bupstream_connection_failure\x18\x06 \x01(\x08\x12\'\n\x1fupstream_connection_termination\x18\x07 \x01(\x08\x12)\n!downstream_connection_termination\x18\x0f \x01(\x08\x12\x1b\n\x13stream_idle_timeout\x18\x11 \x01(\x08\x12\x1f\n\x17upstream_protocol_error\x18\x18 \x01(\x08\"\x9f\x01\n\x11RequestProperties\x12S\n\x0frequest_headers\x18\r \x03(\x0b\x32:.stoker.api.envoy.v1.RequestProperties.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"I\n\x12ResponseProperties\x12\x33\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1c.google.protobuf.UInt32Value*\xa3\x01\n\rAccessLogType\x12\x1f\n\x1b\x41\x43\x43\x45SS_LOG_TYPE_UNSPECIFIED\x10\x00\x12$\n ACCESS_LOG_TYPE_DOWNSTREAM_START\x10\x04\x12\'\n#ACCESS_LOG_TYPE_DOWNSTREAM_PERIODIC\x10\x05\x12\"\n\x1e\x41\x43\x43\x45SS_LOG_TYPE_DOWNSTREAM_END\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stoker/api/envoy/v1/access_log.proto\x12\x13stoker.api.envoy.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egoogle/protobuf/wrappers.proto\"A\n\nAccessLogs\x12\x33\n\thttp_logs\x18\x02 \x01(\x0b\x32 .stoker.api.envoy.v1.HttpEntries\"@\n\x0bHttpEntries\x12\x31\n\tlog_entry\x18\x01 \x03(\x0b\x32\x1e.stoker.api.envoy.v1.HttpEntry\"\xb7\x01\n\tHttpEntry\x12\x36\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32\x1b.stoker.api.envoy.v1.Common\x12\x37\n\x07request\x18\x03 \x01(\x0b\x32&.stoker.api.envoy.v1.RequestProperties\x12\x39\n\x08response\x18\x04 \x01(\x0b\x32\'.stoker.api.envoy.v1.ResponseProperties\"\xdc\x02\n\x06\x43ommon\x12\x41\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x43\n time_to_first_downstream_tx_byte\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12:\n\x0eresponse_flags\x18\x10 \x01(\x0b\x32\".stoker.api.envoy.v1.ResponseFlags\x12)\n!upstream_transport_failure_reason\x18\x12 \x01(\t\x12&\n\x1eupstream_request_attempt_count\x18\x18 \x01(\r\x12;\n\x0f\x61\x63\x63\x65ss_log_type\x18! \x01(\x0e\x32\".stoker.api.envoy.v1.AccessLogType\"\x87\x02\n\rResponseFlags\x12 \n\x18upstream_request_timeout\x18\x03 \x01(\x08\x12\x1d\n\x15upstream_remote_reset\x18\x05 \x01(\x08\x12#\n\x1bupstream_connection_failure\x18\x06 \x01(\x08\x12\'\n\x1fupstream_connection_termination\x18\x07 \x01(\x08\x12)\n!downstream_connection_termination\x18\x0f \x01(\x08\x12\x1b\n\x13stream_idle_timeout\x18\x11 \x01(\x08\x12\x1f\n\x17upstream_protocol_error\x18\x18 \x01(\x08\"\x9f\x01\n\x11RequestProperties\x12S\n\x0frequest_headers\x18\r \x03(\x0b\x32:.stoker.api.envoy.v1.RequestProperties.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"I\n\x12ResponseProperties\x12\x33\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1c.google.protobuf.UInt32Value*\xc5\x01\n\rAccessLogType\x12\x1f\n\x1b\x41\x43\x43\x45SS_LOG_TYPE_UNSPECIFIED\x10\x00\x12$\n ACCESS_LOG_TYPE_DOWNSTREAM_START\x10\x04\x12\'\n#ACCESS_LOG_TYPE_DOWNSTREAM_PERIODIC\x10\x05\x12\"\n\x1e\x41\x43\x43\x45SS_LOG_TYPE_DOWNSTREAM_END\x10\x06\x12 \n\x1c\x41\x43\x43\x45SS_LOG_TYPE_UPSTREAM_END\x10\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REQUESTPROPERTIES_REQUESTHEADERSENTRY']._loaded_options = None
   _globals['_REQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_options = b'8\001'
-  _globals['_ACCESSLOGTYPE']._serialized_start=1259
-  _globals['_ACCESSLOGTYPE']._serialized_end=1422
+  _globals['_ACCESSLOGTYPE']._serialized_start=1299
+  _globals['_ACCESSLOGTYPE']._serialized_end=1496
   _globals['_ACCESSLOGS']._serialized_start=125
   _globals['_ACCESSLOGS']._serialized_end=190
   _globals['_HTTPENTRIES']._serialized_start=192
@@ -44,13 +44,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HTTPENTRY']._serialized_start=259
   _globals['_HTTPENTRY']._serialized_end=442
   _globals['_COMMON']._serialized_start=445
-  _globals['_COMMON']._serialized_end=753
-  _globals['_RESPONSEFLAGS']._serialized_start=756
-  _globals['_RESPONSEFLAGS']._serialized_end=1019
-  _globals['_REQUESTPROPERTIES']._serialized_start=1022
-  _globals['_REQUESTPROPERTIES']._serialized_end=1181
-  _globals['_REQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_start=1128
-  _globals['_REQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_end=1181
-  _globals['_RESPONSEPROPERTIES']._serialized_start=1183
-  _globals['_RESPONSEPROPERTIES']._serialized_end=1256
+  _globals['_COMMON']._serialized_end=793
+  _globals['_RESPONSEFLAGS']._serialized_start=796
+  _globals['_RESPONSEFLAGS']._serialized_end=1059
+  _globals['_REQUESTPROPERTIES']._serialized_start=1062
+  _globals['_REQUESTPROPERTIES']._serialized_end=1221
+  _globals['_REQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_start=1168
+  _globals['_REQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_end=1221
+  _globals['_RESPONSEPROPERTIES']._serialized_start=1223
+  _globals['_RESPONSEPROPERTIES']._serialized_end=1296
 # @@protoc_insertion_point(module_scope)

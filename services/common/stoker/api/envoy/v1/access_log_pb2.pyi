@@ -65,6 +65,8 @@ class _AccessLogTypeEnumTypeWrapper(_EnumTypeWrapper[_AccessLogType.ValueType], 
     """A request goes on."""
     ACCESS_LOG_TYPE_DOWNSTREAM_END: _AccessLogType.ValueType  # 6
     """A request has ended."""
+    ACCESS_LOG_TYPE_UPSTREAM_END: _AccessLogType.ValueType  # 9
+    """One try of a request has ended."""
 
 class AccessLogType(_AccessLogType, metaclass=_AccessLogTypeEnumTypeWrapper):
     """What made Envoy write an entry."""
@@ -77,6 +79,8 @@ ACCESS_LOG_TYPE_DOWNSTREAM_PERIODIC: AccessLogType.ValueType  # 5
 """A request goes on."""
 ACCESS_LOG_TYPE_DOWNSTREAM_END: AccessLogType.ValueType  # 6
 """A request has ended."""
+ACCESS_LOG_TYPE_UPSTREAM_END: AccessLogType.ValueType  # 9
+"""One try of a request has ended."""
 
 @final
 class AccessLogs(Message):
@@ -156,9 +160,12 @@ class Common(Message):
     TIME_TO_FIRST_DOWNSTREAM_TX_BYTE_FIELD_NUMBER: int
     RESPONSE_FLAGS_FIELD_NUMBER: int
     UPSTREAM_TRANSPORT_FAILURE_REASON_FIELD_NUMBER: int
+    UPSTREAM_REQUEST_ATTEMPT_COUNT_FIELD_NUMBER: int
     ACCESS_LOG_TYPE_FIELD_NUMBER: int
     upstream_transport_failure_reason: str
     """Why the connection to the engine failed, in words."""
+    upstream_request_attempt_count: int
+    """How many engines were tried, this one included; 0 where none was."""
     access_log_type: AccessLogType.ValueType
     """What made Envoy write the entry."""
     @property
@@ -180,10 +187,11 @@ class Common(Message):
         time_to_first_downstream_tx_byte: Duration | None = ...,
         response_flags: ResponseFlags | None = ...,
         upstream_transport_failure_reason: str = ...,
+        upstream_request_attempt_count: int = ...,
         access_log_type: AccessLogType.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: Literal["response_flags", b"response_flags", "time_to_first_downstream_tx_byte", b"time_to_first_downstream_tx_byte", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte"]) -> bool: ...
-    def ClearField(self, field_name: Literal["access_log_type", b"access_log_type", "response_flags", b"response_flags", "time_to_first_downstream_tx_byte", b"time_to_first_downstream_tx_byte", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte", "upstream_transport_failure_reason", b"upstream_transport_failure_reason"]) -> None: ...
+    def ClearField(self, field_name: Literal["access_log_type", b"access_log_type", "response_flags", b"response_flags", "time_to_first_downstream_tx_byte", b"time_to_first_downstream_tx_byte", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte", "upstream_request_attempt_count", b"upstream_request_attempt_count", "upstream_transport_failure_reason", b"upstream_transport_failure_reason"]) -> None: ...
 
 @final
 class ResponseFlags(Message):
