@@ -1,4 +1,4 @@
-"""A digest against a model of an engine: real copies, several ranks and tiers, replays, losses, restarts."""
+"""A digest against a model of an engine: real copies, several tiers, replays, losses, restarts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.common.blocks import block_keys, root_key, xor_digest
-from stoker.node_agent.core.digest import Delta, Piece, ReplicaDigest
+from stoker.node_agent.core.digest import CacheDigest, Delta, Piece
 from stoker.node_agent.engine.events import Cleared, Event, Removed, Stored
 
 SIZE = 4
@@ -18,23 +18,23 @@ SIZE = 4
 
 @dataclass
 class Engine:
-    """What an engine holds: copies by (rank, tier, path), a path being the tokens from the root to a block."""
+    """What an engine holds: copies by (tier, path), a path being the tokens from the root to a block."""
 
     seed: int
-    copies: Counter[tuple[int, str, tuple[int, ...]]] = field(default_factory=Counter)
+    copies: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
 
     def hash(self, path: tuple[int, ...]) -> bytes:
         return Random(f"{self.seed} {path}").randbytes(8)
 
-    def store(self, rank: int, tier: str, path: tuple[int, ...], blocks: int) -> Stored | None:
+    def store(self, tier: str, path: tuple[int, ...], blocks: int) -> Stored | None:
         """Stores the last `blocks` blocks of `path`; None where their parent is not held in that tier."""
         starts = [len(path) - SIZE * (blocks - at) for at in range(blocks)]
         parent = path[: starts[0]]
-        if parent and not any(self.copies[rank, other, parent] for other in ("GPU", "CPU")):
+        if parent and not any(self.copies[other, parent] for other in ("GPU", "CPU")):
             return None
         paths = [path[: start + SIZE] for start in starts]
         for one in paths:
-            self.copies[rank, tier, one] += 1
+            self.copies[tier, one] += 1
         return Stored(
             hashes=tuple(self.hash(one) for one in paths),
             parent=self.hash(parent) if parent else None,
@@ -46,16 +46,16 @@ class Engine:
             tier=tier,
         )
 
-    def remove(self, rank: int, tier: str, path: tuple[int, ...]) -> Removed | None:
-        if not self.copies[rank, tier, path]:
+    def remove(self, tier: str, path: tuple[int, ...]) -> Removed | None:
+        if not self.copies[tier, path]:
             return None
-        self.copies[rank, tier, path] -= 1
+        self.copies[tier, path] -= 1
         return Removed((self.hash(path),), tier)
 
     def keys(self, tier: str) -> frozenset[int]:
         root = root_key("m")
         return frozenset(
-            block_keys(path, SIZE, root)[-1] for (_, held, path), n in self.copies.items() if n and held == tier
+            block_keys(path, SIZE, root)[-1] for (held, path), n in self.copies.items() if n and held == tier
         )
 
 
@@ -83,7 +83,7 @@ class Reader:
         assert (xor_digest(self.keys[update.tier]), len(self.keys[update.tier])) == (update.xor, update.count)
         return True
 
-    def hear(self, digest: ReplicaDigest, limit: int) -> None:
+    def hear(self, digest: CacheDigest, limit: int) -> None:
         """Take all deltas, and snapshots where one is needed."""
         trusted = [self.take(delta) for delta in digest.deltas(limit)]
         if not all(trusted):
@@ -97,7 +97,6 @@ _paths = st.integers(1, 4).flatmap(
 _steps = st.lists(
     st.tuples(
         st.sampled_from(["store", "store", "store", "remove", "remove", "clear", "flush", "resync", "restart"]),
-        st.integers(0, 1),
         st.sampled_from(["GPU", "GPU", "CPU"]),
         _paths,
         st.integers(1, 3),
@@ -106,20 +105,19 @@ _steps = st.lists(
 )
 
 
-def _event(engine: Engine, what: str, rank: int, tier: str, path: tuple[int, ...], run: int) -> Event | None:
+def _event(engine: Engine, what: str, tier: str, path: tuple[int, ...], run: int) -> Event | None:
     if what == "store":
-        return engine.store(rank, tier, path, run)
+        return engine.store(tier, path, run)
     if what == "remove":
-        return engine.remove(rank, tier, path)
+        return engine.remove(tier, path)
     if what == "clear":
-        for name in [name for name in engine.copies if name[0] == rank]:
-            del engine.copies[name]
+        engine.copies.clear()
         return Cleared()
     return None
 
 
-def _heir(digest: ReplicaDigest) -> ReplicaDigest:
-    heir = ReplicaDigest("m")
+def _heir(digest: CacheDigest) -> CacheDigest:
+    heir = CacheDigest("m")
     heir.begin(digest.epoch, sequence=digest.version + 100)
     assert heir.restore(digest.export())
     return heir
@@ -128,15 +126,15 @@ def _heir(digest: ReplicaDigest) -> ReplicaDigest:
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(_steps, st.integers(1, 5))
 def test_readers_know_exactly_what_the_engine_holds(
-    steps: list[tuple[str, int, str, tuple[int, list[int]], int]], limit: int
+    steps: list[tuple[str, str, tuple[int, list[int]], int]], limit: int
 ) -> None:
-    engine, digest, reader = Engine(0), ReplicaDigest("m"), Reader()
+    engine, digest, reader = Engine(0), CacheDigest("m"), Reader()
     digest.begin(1, sequence=7)
-    for what, rank, tier, (blocks, shape), run in steps:
+    for what, tier, (blocks, shape), run in steps:
         path = tuple(token for branch in shape for token in [branch] * SIZE)
-        event = _event(engine, what, rank, tier, path, min(run, blocks))
+        event = _event(engine, what, tier, path, min(run, blocks))
         if event is not None:
-            digest.apply([event], rank)
+            digest.apply([event])
         elif what in {"flush", "resync", "restart"}:
             reader.hear(digest, limit)
         if what == "restart":
@@ -155,7 +153,7 @@ def test_readers_know_exactly_what_the_engine_holds(
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.integers(1, 100), st.integers(0, 2**32))
 def test_memory_is_bounded_whatever_comes(blocks: int, seed: int) -> None:
-    digest, rng = ReplicaDigest("m", blocks=blocks), Random(seed)
+    digest, rng = CacheDigest("m", blocks=blocks), Random(seed)
     digest.begin(1)
     for _ in range(60):
         tokens = tuple(rng.randrange(1000) for _ in range(64 * SIZE))

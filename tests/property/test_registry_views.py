@@ -13,7 +13,7 @@ from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.blocks import unpack_keys
 from stoker.registry.core import keys, records
-from stoker.registry.core.digests import DigestStore, Outcome
+from stoker.registry.core.digests import DigestStore, Outcome, Series
 from stoker.registry.core.expiry import ExpiryGuard
 from stoker.registry.core.fleet import Entry, FleetState
 from stoker.registry.core.merge import DigestMerge, FleetView, Verdict
@@ -162,7 +162,7 @@ def test_a_view_of_several_lagging_registries_ends_true_and_never_goes_back(seed
     assert view.revision == history.revision
 
 
-SERIES = ("chat-0", common_pb2.TIER_GPU)
+SERIES = Series("chat-0", 0, common_pb2.TIER_GPU)
 
 
 class Digests:

@@ -57,7 +57,8 @@ async def assign(client: RegistryClient, node_id: str, replicas: int, engine_arg
 def all_ready(app: RouterApp, replicas: int) -> bool:
     """All replicas are ready, proven alike, and have told what they hold."""
     targets = app.view.targets.values()
-    return len(targets) == replicas and all(target.ready and target.parity == "ok" for target in targets)
+    told = {target.record.replica_id for target in targets}
+    return len(told) == replicas and all(target.ready and target.parity == "ok" for target in targets)
 
 
 @contextlib.asynccontextmanager

@@ -41,6 +41,12 @@ def test_ranks_are_summed_usage_is_averaged_and_histograms_merge() -> None:
     assert load.ttft_seconds == Histogram(1.75, 3, ((0.5, 2), (math.inf, 3)))
 
 
+def test_one_rank_s_load_is_its_own() -> None:
+    load = metrics.load(metrics.parse(PAGE).of_rank(1))
+    assert (load.running, load.waiting, load.kv_cache_usage) == (3, None, 0.25)
+    assert load.ttft_seconds == Histogram(0.25, 1, ((0.5, 1), (math.inf, 1)))
+
+
 def test_what_is_missing_is_unknown_not_zero() -> None:
     load = metrics.load(metrics.parse(PAGE))
     assert load.prefix_cache_queries is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.common.blocks import block_keys, root_key
-from stoker.node_agent.core.digest import ReplicaDigest, nothing
+from stoker.node_agent.core.digest import CacheDigest, nothing
 from stoker.node_agent.engine.events import Cleared, Ignored, Removed, Stored
 
 
@@ -21,8 +21,8 @@ def stored(*hashes: bytes | int, parent: bytes | int | None = None, first: int =
     return Stored(**{**values, **fields})  # type: ignore[arg-type]
 
 
-def digest_of(*events: object, blocks: int = 0) -> ReplicaDigest:
-    digest = ReplicaDigest("m", blocks)
+def digest_of(*events: object, blocks: int = 0) -> CacheDigest:
+    digest = CacheDigest("m", blocks)
     digest.begin(1)
     digest.apply(events)  # type: ignore[arg-type]
     return digest
@@ -94,23 +94,6 @@ def test_cleared_means_all() -> None:
     assert digest.deltas() == []  # what came and went in between is nobody's business
 
 
-def test_a_rank_is_lost_alone() -> None:
-    digest = digest_of(stored(1))
-    digest.apply([stored(1, first=4)], 1)
-    digest.lost(1)
-    assert digest.held() == frozenset(block_keys([0, 1], 2, root_key("m")))
-
-
-def test_two_ranks_with_one_prefix_count_as_one_until_both_let_go() -> None:
-    digest = digest_of(stored(1))
-    digest.apply([stored(7)], 1)
-    assert digest.count() == 1
-    digest.apply([Removed((1,), "GPU")], 0)
-    assert digest.count() == 1
-    digest.apply([Removed((7,), "GPU")], 1)
-    assert digest.count() == 0
-
-
 def test_only_the_group_that_attends_to_everything_counts() -> None:
     window = stored(1, group=0, kind="sliding_window")
     full = stored(2, group=1, kind="full_attention")
@@ -141,10 +124,10 @@ def test_an_empty_digest_is_told_too() -> None:
 
 def test_a_copy_of_another_life_is_not_taken() -> None:
     image = digest_of(stored(1)).export()
-    later = ReplicaDigest("m")
+    later = CacheDigest("m")
     later.begin(2)
     assert not later.restore(image)
-    other = ReplicaDigest("another model")
+    other = CacheDigest("another model")
     other.begin(1)
     assert not other.restore(image)
     assert later.count() == other.count() == 0

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.common.fingerprint import fingerprint
 from stoker.node_agent import state_files, tokenizer_files
-from stoker.node_agent.core.digest import ReplicaDigest
+from stoker.node_agent.core.digest import CacheDigest
 from stoker.node_agent.core.gang import State
 from stoker.node_agent.core.lifecycle import Member
 from stoker.node_agent.core.task import Task
@@ -76,21 +76,20 @@ def test_one_agent_a_directory(state: StateDir, tmp_path: Path) -> None:
     StateDir(tmp_path / "state").open()
 
 
-def test_a_digest_comes_back(state: StateDir) -> None:
-    digest = ReplicaDigest("m")
+def test_digests_come_back(state: StateDir) -> None:
+    digest = CacheDigest("m")
     digest.begin(4)
     hashes: list[BlockHash] = [b"bytes", 2**63 + 5]
     for at, hash_ in enumerate(hashes):
         digest.apply([Stored((hash_,), None, (at, 1), 2, None, None, ((),), "GPU")])
-    state.write_digest("k", DigestCopy(digest.export(), {0: 17}))
-    copy = state.read_digest("k")
-    assert copy is not None
-    assert copy.next_seq == {0: 17}
-    heir = ReplicaDigest("m")
+    state.write_digests("k", [DigestCopy(digest.export(), 17), DigestCopy(CacheDigest("m").export(), 0)])
+    copy, other = state.read_digests("k")
+    assert (copy.next_seq, other.next_seq) == (17, 0)
+    heir = CacheDigest("m")
     heir.begin(4)
     assert heir.restore(copy.image)
     assert heir.held() == digest.held()
-    assert state.read_digest("other") is None
+    assert state.read_digests("other") == []
 
 
 def test_logs_are_rotated_and_followed_across(tmp_path: Path) -> None:

@@ -70,9 +70,16 @@ def test_a_load_is_fine_where_it_is_unknown_or_at_its_ends() -> None:
 
 def test_every_figure_of_a_load_has_a_bound() -> None:
     figures = {field.name for field in registry_pb2.ReplicaLoad.DESCRIPTOR.fields} - {
-        *("replica_id", "epoch", "sequence", "age_ms")
+        *("replica_id", "epoch", "sequence", "age_ms", "ranks")
     }
     assert validation._LOAD_BOUNDS.keys() == figures
+    assert {field.name for field in registry_pb2.RankLoad.DESCRIPTOR.fields} <= figures
+
+
+def test_a_rank_s_load_is_bounded_like_a_replica_s() -> None:
+    ranks = [registry_pb2.RankLoad(), registry_pb2.RankLoad(prefill_tokens_per_s=math.nan)]
+    wrong = validation.load("load", registry_pb2.ReplicaLoad(replica_id="chat-0", ranks=ranks))
+    assert [violation.field for violation in wrong] == ["load.ranks[1].prefill_tokens_per_s"]
 
 
 @pytest.mark.parametrize(

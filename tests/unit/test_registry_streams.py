@@ -11,7 +11,7 @@ from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.blocks import pack_keys, unpack_keys
 from stoker.common.errors import InvalidRequest
 from stoker.registry.core import rendezvous, validation
-from stoker.registry.core.digests import DigestStore, Outcome, Resyncs
+from stoker.registry.core.digests import DigestStore, Outcome, Resyncs, Series
 from stoker.registry.core.loads import LoadStore
 from stoker.registry.core.merge import Change, DigestMerge, FleetView, LoadMerge, Verdict
 from stoker.registry.core.outbox import Outbox
@@ -21,11 +21,11 @@ from stoker.registry.core.validation import Limits
 from tests.support.registry import ALL_TOPICS, assignment, delta, node, snapshot, spec, status
 
 GPU = common_pb2.TIER_GPU
-SERIES = ("chat-0", GPU)
+SERIES = Series("chat-0", 0, GPU)
 
 
 def held(store: DigestStore, replica_id: str = "chat-0") -> set[int]:
-    return {key for piece in store.snapshot((replica_id, GPU), 2) for key in unpack_keys(piece.added)}
+    return {key for piece in store.snapshot(Series(replica_id, 0, GPU), 2) for key in unpack_keys(piece.added)}
 
 
 # The registry's digest store
@@ -40,9 +40,20 @@ def test_a_delta_without_a_base_asks_for_one() -> None:
     assert held(store) == {2}
 
 
+def test_each_rank_counts_its_own_sequence() -> None:
+    store = DigestStore()
+    updates = [snapshot("chat-0", {1}, 5), snapshot("chat-0", {2}, 9), delta("chat-0", {1, 3}, 6, {3})]
+    updates[1].dp_rank = 1
+    assert [store.apply(update) for update in updates] == [Outcome.APPLIED] * 3
+    told = [piece for series in store.series() for piece in store.snapshot(series, 10)]
+    assert [(piece.dp_rank, sorted(unpack_keys(piece.added))) for piece in told] == [(0, [1, 3]), (1, [2])]
+    store.forget("chat-0")
+    assert store.series() == []
+
+
 def test_a_good_tier_does_not_hurry_the_snapshots_of_a_bad_one() -> None:
     resyncs = Resyncs(Random(1))
-    storage = ("chat-0", common_pb2.TIER_STORAGE)
+    storage = Series("chat-0", 0, common_pb2.TIER_STORAGE)
     assert resyncs.wrong(storage, again=False) == 0.0
     assert resyncs.wrong(storage, again=False) is None, "one question is enough"
     delays = []
@@ -242,7 +253,7 @@ def test_other_deployments_stay_out() -> None:
     flow.change(Change(records_of(deployment("chat"), deployment("code"))), 1)
     flow.load([registry_pb2.ReplicaLoad(replica_id=r) for r in ("chat-0", "code-0", "chat-x-0")])
     flow.digest(delta("code-0", {1}, 1, {1}))
-    flow.tell_all([("code-0", GPU)])
+    flow.tell_all([Series("code-0", 0, GPU)])
     (upserts,) = flow.take_records()
     assert [d.spec.name for d in upserts.upserts.deployments] == ["chat"]
     assert [load.replica_id for m in flow.take_soft() for load in m.load.loads] == ["chat-0"]

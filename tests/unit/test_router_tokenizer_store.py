@@ -52,7 +52,7 @@ async def agent() -> AsyncIterator[tuple[Agent, Target, grpc.aio.Channel]]:
     node_pb2_grpc.add_NodeServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    target = Target(replica("a", "http://a", sha256=fingerprint(WHOLE)), Pool("tiny", core.Fleet()))
+    target = Target(replica("a", "http://a", sha256=fingerprint(WHOLE)), pool=Pool("tiny", core.Fleet()))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield servicer, target, channel
     await server.stop(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -15,12 +15,12 @@ from stoker.common.errors import StokerError
 from stoker.common.fingerprint import fingerprint
 from stoker.node_agent import state_files, telemetry, tokenizer_files, wire
 from stoker.node_agent.block_feed import BlockFeed
-from stoker.node_agent.core.digest import ReplicaDigest
+from stoker.node_agent.core.digest import CacheDigest
 from stoker.node_agent.core.lifecycle import Member
 from stoker.node_agent.core.load import Load, Meter, measure
 from stoker.node_agent.core.task import argument
 from stoker.node_agent.engine.client import EngineClient
-from stoker.node_agent.engine.protocol import Engine, EngineInfo, Health, LaunchRequest
+from stoker.node_agent.engine.protocol import Engine, EngineInfo, Health, KvEndpoint, LaunchRequest
 from stoker.node_agent.state_files import DigestCopy
 from stoker.node_agent.surroundings import Surroundings
 
@@ -54,32 +54,41 @@ class Life:
         self._request = request
         self._changed = changed
         self._meter = Meter(None, None)
+        self._rank_meters: list[Meter] = []
+        """One for each data-parallel rank, where there are several."""
         self._load_sequence = _wall_ms()
-        self._feed: BlockFeed | None = None
+        self._feeds: list[BlockFeed] = []
+        """One for each data-parallel rank; none for a member that does not serve."""
         self._saved_version = -1
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def open(self, resume: DigestCopy | None = None) -> None:
+    async def open(self, resume: Sequence[DigestCopy] = ()) -> None:
         """Begin. Raises Unavailable when an address for KV events is taken."""
         if self._task.leads:
-            digest = ReplicaDigest(self._task.served_model_name)
-            # An agent that adopts an engine goes on in the same epoch, above all that was told before.
-            digest.begin(self._epoch, sequence=_wall_ms())
-            known = resume is not None and digest.restore(resume.image)
-            self._feed = BlockFeed(
-                self._task.replica_id,
-                digest,
-                self._engine.kv_endpoints(self._request),
-                self._around.reports.publish_digest,
-                interval_s=self._config.report.digest_interval_s,
-                batch=self._config.report.digest_batch,
-                resume_from=resume.next_seq if resume is not None and known else None,
-            )
-            await self._feed.open()
-            self._feed.tell_all()
+            endpoints = self._engine.kv_endpoints(self._request) or (None,)
+            copies = resume if len(resume) == len(endpoints) else [None] * len(endpoints)
+            self._feeds = [self._feed(endpoint, copy) for endpoint, copy in zip(endpoints, copies, strict=True)]
+            for feed in self._feeds:
+                await feed.open()
+            self.resync()
             for work in (self._probe_for_ever, self._scrape_for_ever, self._save_for_ever):
                 self._tasks.append(asyncio.create_task(work()))
         self._tasks.append(asyncio.create_task(self._bound_log_for_ever()))
+
+    def _feed(self, endpoint: KvEndpoint | None, resume: DigestCopy | None) -> BlockFeed:
+        digest = CacheDigest(self._task.served_model_name)
+        # An agent that adopts an engine goes on in the same epoch, above all that was told before.
+        digest.begin(self._epoch, sequence=_wall_ms())
+        known = resume is not None and digest.restore(resume.image)
+        return BlockFeed(
+            self._task.replica_id,
+            digest,
+            endpoint,
+            self._around.reports.publish_digest,
+            interval_s=self._config.report.digest_interval_s,
+            batch=self._config.report.digest_batch,
+            resume_from=resume.next_seq if resume is not None and known else 0,
+        )
 
     async def close(self) -> None:
         """Stop all of it."""
@@ -87,18 +96,18 @@ class Life:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        if self._feed is not None:
-            await self._feed.close()
+        for feed in self._feeds:
+            await feed.close()
 
     def resync(self) -> None:
-        """Tell the whole block digest."""
-        if self._feed is not None:
-            self._feed.tell_all()
+        """Tell the whole block digests."""
+        for feed in self._feeds:
+            feed.tell_all()
 
     @property
-    def digest(self) -> ReplicaDigest | None:
-        """The block digest; None for a member that does not serve."""
-        return self._feed.digest if self._feed is not None else None
+    def digests(self) -> list[CacheDigest]:
+        """The block digest of each data-parallel rank; none for a member that does not serve."""
+        return [feed.digest for feed in self._feeds]
 
     # --- health -------------------------------------------------------------------------------------------
 
@@ -123,10 +132,15 @@ class Life:
             kind=self._engine.name,
             tokenizer_sha256=fingerprint(files),
             max_num_seqs=argument(self._task.engine_args, "--max-num-seqs") or 0,
+            data_parallel=self._request.data_parallel,
         )
         self._meter = Meter(info.block_size, info.kv_blocks)
-        if self._feed is not None and info.kv_blocks:
-            self._feed.digest.bound(info.kv_blocks)
+        ranks = self._request.data_parallel
+        of_each = info.kv_blocks // ranks if info.kv_blocks else None
+        self._rank_meters = [Meter(info.block_size, of_each) for _ in range(ranks if ranks > 1 else 0)]
+        if of_each:
+            for feed in self._feeds:
+                feed.digest.bound(of_each)
 
     async def _probe_for_ever(self) -> None:
         lifecycle = self._config.lifecycle
@@ -150,30 +164,39 @@ class Life:
 
     async def _scrape(self, timeout_s: float) -> None:
         try:
-            scrape = await self.client.load(timeout_s)
+            scrape, *of_ranks = await self.client.loads(timeout_s, len(self._rank_meters))
         except StokerError as error:
             telemetry.SCRAPE_FAILURES.inc()
             log.debug("engine.scrape_failed", replica=self._task.replica_id, error=error.message)
             return
         now = time.monotonic()
         self._meter, self.load = measure(self._meter, scrape, now)
+        ranks = [measure(meter, of_rank, now) for meter, of_rank in zip(self._rank_meters, of_ranks, strict=True)]
+        self._rank_meters = [meter for meter, _ in ranks]
         self._load_sequence += 1
         replica_id = self._task.replica_id
         relayed = self._around.relayed(replica_id)
-        report = wire.load_of(replica_id, self._epoch, self._load_sequence, self.load, relayed=relayed, now=now)
+        loads = [load for _, load in ranks]
+        report = wire.load_of(
+            replica_id, self._epoch, self._load_sequence, self.load, loads, relayed=relayed, now=now
+        )
         self._around.reports.publish_load([report])
 
     # --- files --------------------------------------------------------------------------------------------
 
     async def save(self) -> None:
-        """Copy the block digest to disk if it changed since the last time."""
-        feed = self._feed
-        if feed is None or feed.digest.version == self._saved_version:
+        """Copy the block digests to disk if they changed since the last time."""
+        if not self._feeds or self._version == self._saved_version:
             return
-        feed.flush()
-        version, copy = feed.digest.version, feed.copy()
-        await asyncio.to_thread(self._around.state.write_digest, self._task.key, copy)
+        for feed in self._feeds:
+            feed.flush()
+        version, copies = self._version, [feed.copy() for feed in self._feeds]
+        await asyncio.to_thread(self._around.state.write_digests, self._task.key, copies)
         self._saved_version = version
+
+    @property
+    def _version(self) -> int:
+        return sum(digest.version for digest in self.digests)
 
     async def _save_for_ever(self) -> None:
         while True:

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +53,8 @@ class MemberRunner:
         self._info: records_pb2.EngineInfo | None = None
         self._exit: Exit | None = None
         self._log_tail: list[str] = []
-        self._tiers: tuple[str, ...] = ("GPU",)
+        self._tiers: list[tuple[str, ...]] = [("GPU",)]
+        """What each data-parallel rank told of."""
         self._wake = asyncio.Event()
         self._since_wall_s = time.time()
         self._reported: records_pb2.MemberStatus | None = None
@@ -152,8 +153,9 @@ class MemberRunner:
             self._note_change(before)
         if exit_ is not None and self.member.task.leads:
             # Withdrawn: a new epoch that holds nothing.
-            for piece in nothing(self.member.epoch, self._tiers):
-                self._around.reports.publish_digest(wire.piece_of(self.replica_id, piece))
+            for rank, tiers in enumerate(self._tiers):
+                for piece in nothing(self.member.epoch, tiers):
+                    self._around.reports.publish_digest(wire.piece_of(self.replica_id, rank, piece))
         for act in acts:
             await self._do(act)
         if not self.gone.is_set():
@@ -236,7 +238,7 @@ class MemberRunner:
             self._record = replace(state_files.record_of(self.member), address=address)
             request = launch.request_of(task, address, self.log_path)
             command = engine.command(request)
-            await self._open_life(Life(around, self.member, engine, request, self._wake.set), None)
+            await self._open_life(Life(around, self.member, engine, request, self._wake.set))
             await self._start_process(command)
         except (StokerError, OSError) as error:
             self._exit = Exit(error=f"the engine cannot be started: {error}")
@@ -278,16 +280,16 @@ class MemberRunner:
         try:
             engine = launch.engine_of(task, around.config)
             request = launch.request_of(task, record.address, self.log_path)
-            copy = await asyncio.to_thread(around.state.read_digest, self.key)
+            copies = await asyncio.to_thread(around.state.read_digests, self.key)
             life = Life(around, self.member, engine, request, self._wake.set)
-            await self._open_life(life, copy)
+            await self._open_life(life, copies)
             # Known to be ready from the first report on: an agent's restart is no change for routers.
             if task.leads:
                 await life.probe(_ADOPTION_PROBE_S)
         except StokerError as error:
             log.error("member.adoption_incomplete", member=self.key, error=error.message)
 
-    async def _open_life(self, life: Life, resume: DigestCopy | None) -> None:
+    async def _open_life(self, life: Life, resume: Sequence[DigestCopy] = ()) -> None:
         await self._close_life()
         self._life = life
         await life.open(resume)
@@ -297,5 +299,5 @@ class MemberRunner:
         if life is None:
             return
         self._info = life.info or self._info
-        self._tiers = life.digest.tiers if life.digest is not None else self._tiers
+        self._tiers = [digest.tiers for digest in life.digests] or self._tiers
         await life.close()

@@ -24,8 +24,8 @@ from stoker.node_agent.openai_stream import refusal
 from stoker.node_agent.relay import Relay
 from stoker.node_agent.supervisor import Supervisor
 
-_PASSED_ON = ("traceparent", "tracestate")
-"""W3C trace context, handed to the engine as it came."""
+_PASSED_ON = ("traceparent", "tracestate", "x-data-parallel-rank")
+"""W3C trace context and the rank that a router chose, handed to the engine as they came."""
 _PIECE_BYTES = 1 << 20
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_LOG_LINES = 10_000

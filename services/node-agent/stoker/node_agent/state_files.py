@@ -2,7 +2,7 @@
 
 STATE_DIR/agent.lock              held while an agent runs: two on one directory would fight over engines
 STATE_DIR/members/KEY.json        one record per member, replaced atomically
-STATE_DIR/digests/KEY.msgpack     copy of its block digest
+STATE_DIR/digests/KEY.msgpack     copies of its block digests
 STATE_DIR/logs/KEY.log, KEY.log.1 its engine's output
 """
 
@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -177,36 +177,37 @@ class StateDir:
         _replace(self._root / "members" / f"{record.task.key}.json", msgspec.json.encode(record))
 
     def remove(self, key: str) -> None:
-        """Drop a member's record and digest; its log stays for people to read."""
+        """Drop a member's record and digests; its log stays for people to read."""
         (self._root / "members" / f"{key}.json").unlink(missing_ok=True)
-        self.drop_digest(key)
+        self.drop_digests(key)
 
     def log_path(self, key: str) -> Path:
         """Where the output of a member's engine goes."""
         return self._root / "logs" / f"{key}.log"
 
-    def write_digest(self, key: str, copy: DigestCopy) -> None:
-        """Replace the copy of a member's block digest."""
-        _replace(self._root / "digests" / f"{key}.msgpack", msgspec.msgpack.encode(copy))
+    def write_digests(self, key: str, copies: Sequence[DigestCopy]) -> None:
+        """Replace the copies of a member's block digests, one for each data-parallel rank."""
+        _replace(self._root / "digests" / f"{key}.msgpack", msgspec.msgpack.encode(copies))
 
-    def read_digest(self, key: str) -> DigestCopy | None:
-        """The copy of a member's block digest; None where there is none that can be read."""
+    def read_digests(self, key: str) -> list[DigestCopy]:
+        """The copies of a member's block digests; none where they cannot be read."""
         try:
-            return msgspec.msgpack.decode((self._root / "digests" / f"{key}.msgpack").read_bytes(), type=DigestCopy)
+            content = (self._root / "digests" / f"{key}.msgpack").read_bytes()
+            return msgspec.msgpack.decode(content, type=list[DigestCopy])
         except (OSError, msgspec.MsgspecError):
-            return None
+            return []
 
-    def drop_digest(self, key: str) -> None:
-        """Forget the copy of a member's block digest."""
+    def drop_digests(self, key: str) -> None:
+        """Forget the copies of a member's block digests."""
         (self._root / "digests" / f"{key}.msgpack").unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class DigestCopy:
-    """A block digest and how far in each rank's events it reaches."""
+    """A block digest and how far in its engine's events it reaches."""
 
     image: Image
-    next_seq: dict[int, int]
+    next_seq: int
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -37,7 +37,7 @@ class Supervisor:
 
     def _blocks_in(self, tier: str) -> int:
         lives = [runner.life for runner in self.runners]
-        return sum(life.digest.count(tier) for life in lives if life is not None and life.digest is not None)
+        return sum(digest.count(tier) for life in lives if life is not None for digest in life.digests)
 
     @property
     def runners(self) -> Iterable[MemberRunner]:

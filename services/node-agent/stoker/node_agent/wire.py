@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from google.protobuf import timestamp_pb2
+from google.protobuf.message import Message
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2
@@ -85,7 +87,7 @@ def state_from(value: records_pb2.State.ValueType) -> State:
 
 
 def engine_info(
-    info: EngineInfo, *, http_url: str, kind: str, tokenizer_sha256: str, max_num_seqs: int
+    info: EngineInfo, *, http_url: str, kind: str, tokenizer_sha256: str, max_num_seqs: int, data_parallel: int
 ) -> records_pb2.EngineInfo:
     """An engine as others need to know it."""
     return records_pb2.EngineInfo(
@@ -98,6 +100,7 @@ def engine_info(
         kind=kind,
         version=info.version or "",
         max_num_seqs=max_num_seqs,
+        data_parallel=data_parallel,
     )
 
 
@@ -135,29 +138,28 @@ def status_of(
 
 
 def load_of(
-    replica_id: str, epoch: int, sequence: int, load: Load, *, relayed: int, now: float
+    replica_id: str, epoch: int, sequence: int, load: Load, ranks: Iterable[Load], *, relayed: int, now: float
 ) -> registry_pb2.ReplicaLoad:
-    """A replica's load as reported; unknown fields stay unset."""
-    known: Mapping[str, float] = {
-        name: value
-        for name in (
-            "running", "waiting", "kv_usage", "active_tokens", "queued_prefill_tokens", "prefill_tokens_per_s",
-            "cache_query_tokens", "cache_hit_tokens", "prompt_tokens", "generation_tokens", "requests",
-            "ttft_sum_s", "ttft_count",
-        )
-        if (value := getattr(load, name)) is not None
-    }  # fmt: skip
+    """A replica's load as reported, and that of each rank where it has several; unknown fields stay unset."""
+    known = _known(load, registry_pb2.ReplicaLoad)
     return registry_pb2.ReplicaLoad(
         replica_id=replica_id,
         epoch=epoch,
         sequence=sequence,
         relayed=relayed,
         age_ms=max(0, round((now - load.at) * 1000)),
-        **known,  # type: ignore[arg-type]  # names and types of Load are those of the message
+        ranks=[registry_pb2.RankLoad(**_known(rank, registry_pb2.RankLoad)) for rank in ranks],
+        **known,
     )
 
 
-def delta_of(replica_id: str, delta: Delta) -> registry_pb2.DigestUpdate:
+def _known(load: Load, message: type[Message]) -> dict[str, Any]:
+    """What is known of the fields that a load and a message have in common: names and types are the same."""
+    names = message.DESCRIPTOR.fields_by_name.keys() & Load.__dataclass_fields__.keys()
+    return {name: value for name in names if (value := getattr(load, name)) is not None}
+
+
+def delta_of(replica_id: str, dp_rank: int, delta: Delta) -> registry_pb2.DigestUpdate:
     """A change of a digest."""
     return registry_pb2.DigestUpdate(
         replica_id=replica_id,
@@ -167,11 +169,12 @@ def delta_of(replica_id: str, delta: Delta) -> registry_pb2.DigestUpdate:
         added=pack_keys(delta.added),
         removed=pack_keys(delta.removed),
         xor_digest=delta.xor,
+        dp_rank=dp_rank,
         count=delta.count,
     )
 
 
-def piece_of(replica_id: str, piece: Piece) -> registry_pb2.DigestUpdate:
+def piece_of(replica_id: str, dp_rank: int, piece: Piece) -> registry_pb2.DigestUpdate:
     """A part of a digest's snapshot."""
     return registry_pb2.DigestUpdate(
         replica_id=replica_id,
@@ -182,5 +185,6 @@ def piece_of(replica_id: str, piece: Piece) -> registry_pb2.DigestUpdate:
         more=piece.more,
         added=pack_keys(piece.keys),
         xor_digest=piece.xor,
+        dp_rank=dp_rank,
         count=piece.count,
     )

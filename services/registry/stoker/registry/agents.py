@@ -16,7 +16,7 @@ from stoker.etcd import EtcdError
 from stoker.registry import metrics
 from stoker.registry.config import RegistryConfig
 from stoker.registry.core import validation
-from stoker.registry.core.digests import Outcome, Resyncs
+from stoker.registry.core.digests import Outcome, Resyncs, Series
 from stoker.registry.core.validation import Limits
 from stoker.registry.membership import Membership
 from stoker.registry.nodes import NodeStore
@@ -179,7 +179,7 @@ class AgentStream:
         self._require_ours("digest.replica_id", update.replica_id)
         if update.tier == common_pb2.TIER_UNSPECIFIED:
             update.tier = common_pb2.TIER_GPU
-        series = (update.replica_id, update.tier)
+        series = Series.of(update)
         match self._hub.take_digest(update):
             case Outcome.RESYNC:
                 delay_s = self._asked.wrong(series, again=update.snapshot)

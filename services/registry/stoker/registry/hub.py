@@ -14,7 +14,7 @@ from stoker.registry import metrics
 from stoker.registry.agents import AgentStream
 from stoker.registry.config import RegistryConfig
 from stoker.registry.core import keys
-from stoker.registry.core.digests import DigestStore, Outcome
+from stoker.registry.core.digests import DigestStore, Outcome, Series
 from stoker.registry.core.expiry import ExpiryGuard
 from stoker.registry.core.fleet import Entry, FleetState, Step
 from stoker.registry.core.loads import LoadStore
@@ -203,7 +203,7 @@ class Hub:
         if outcome is Outcome.APPLIED:
             for watcher in self._watchers:
                 if update.snapshot:
-                    watcher.outflow.replaced((update.replica_id, update.tier))
+                    watcher.outflow.replaced(Series.of(update))
                 else:
                     before = watcher.outflow.coalesced
                     watcher.outflow.digest(update)

@@ -23,7 +23,7 @@ from stoker.router.channels import Channels
 from stoker.router.config import LimitsConfig
 from stoker.router.grpc_prompt import of_embed, of_generate, of_tokenize
 from stoker.router.plan import Plan
-from stoker.router.pools import Pool
+from stoker.router.pools import Pool, Target
 from stoker.router.prompt import Asked
 from stoker.router.routing import Decided, Flight, Router
 
@@ -112,11 +112,11 @@ class InferenceServer:
         while True:
             with await self._router.board(plan, request.request_id, tried, since=since) as flight:
                 decided = flight.decided
-                request.replica_id = decided.target.id
+                request.replica_id = decided.target.record.replica_id
                 call = self._channels.stream(decided.target.record.agent_endpoint, f"/{SERVICE}/Generate")(
                     request.SerializeToString(),
                     timeout=self._time_left(context, since),
-                    metadata=self._shown(context),
+                    metadata=self._shown(context, decided.target),
                 )
                 started: bytes | None = None
                 flowing = finished = False
@@ -152,7 +152,7 @@ class InferenceServer:
                         self._last_words(call)
                     else:
                         call.cancel()
-            tried |= {decided.target.id}
+            tried |= decided.target.siblings
 
     async def _next(self, call: _Stream, flight: Flight, flowing: bool, tried: frozenset[str]) -> bytes | None:
         """The agent's next message, None at the end. Raises _Silent when the engine says nothing for too long."""
@@ -191,7 +191,7 @@ class InferenceServer:
             while True:
                 with await self._router.board(plan, request_id, tried, since=since) as flight:
                     decided = flight.decided
-                    request.replica_id = decided.target.id
+                    request.replica_id = decided.target.record.replica_id
                     call = self._channels.unary(decided.target.record.agent_endpoint, f"/{SERVICE}/{method}")
                     try:
                         async with asyncio.timeout(None) as until:
@@ -199,7 +199,7 @@ class InferenceServer:
                             answer: bytes = await call(
                                 request.SerializeToString(),
                                 timeout=self._time_left(context, since),
-                                metadata=self._shown(context),
+                                metadata=self._shown(context, decided.target),
                             )
                     except TimeoutError:  # found dead: on to the next
                         flight.faulted()
@@ -213,17 +213,18 @@ class InferenceServer:
                             flight.served()
                         account.outcome = "ok"
                         return answer
-                tried |= {decided.target.id}
+                tried |= decided.target.siblings
 
     async def _plan(self, asked: Asked, context: Context) -> Plan:
         metadata = _metadata(context)
         caller = self._router.tenants.caller(metadata, asked.priority)
         return await self._router.plan(asked, caller, policy=metadata.get("x-stoker-policy", ""))
 
-    def _shown(self, context: Context) -> list[tuple[str, str]]:
-        """What goes to the agent beside the request: trace context, and this router's pass."""
+    def _shown(self, context: Context, target: Target) -> list[tuple[str, str]]:
+        """What goes to the agent beside the request: trace context, which rank is meant, and this router's pass."""
+        shown = [*_trace(context), *target.headers.items()]
         ticket = self._own_pass()
-        return [*_trace(context), (tickets.HEADER, ticket)] if ticket else _trace(context)
+        return [*shown, (tickets.HEADER, ticket)] if ticket else shown
 
     def _time_left(self, context: Context, since: float) -> float:
         """Seconds until a call that came at `since` must end; waiting and earlier tries have used some of them."""

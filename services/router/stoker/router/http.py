@@ -142,7 +142,8 @@ class OpenAIServer:
                 relay = Relay(call, flight, self._limits)
                 may_retry = functools.partial(self._may_retry, tried)
                 try:
-                    opened = relay.open(self._engines, call.request.path_qs, raw, headers, tried, may_retry)
+                    named = {**headers, **decided.target.headers}
+                    opened = relay.open(self._engines, call.request.path_qs, raw, named, tried, may_retry)
                     async with opened as upstream:
                         if upstream.status not in _RETRIED_STATUSES or not self._may_retry(tried):
                             return await self._relayed(call, relay, upstream, flight)
@@ -166,7 +167,7 @@ class OpenAIServer:
                         call.outcome = "slow_reader" if relay.reader_late else "timeout"
                         return await relay.interrupted(late)
                     raise late from None
-            tried |= {decided.target.id}
+            tried |= decided.target.siblings
 
     async def _board(self, call: Call, plan: Plan, tried: frozenset[str], since: float) -> Flight:
         try:

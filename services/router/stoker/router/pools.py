@@ -20,13 +20,31 @@ BLOCK_SIZE_MISMATCH = "block_size_mismatch"
 
 _ROLES = {common_pb2.ROLE_PREFILL: core.Role.PREFILL, common_pb2.ROLE_DECODE: core.Role.DECODE}
 _DEFAULT_BLOCK_SIZE = 16
+RANK_HEADER = "x-data-parallel-rank"
+"""vLLM's; the decision is the router's, so callers' own is not passed on."""
+
+
+def target_ids(record: records_pb2.Replica) -> list[str]:
+    """The ids of a replica's targets: its own, or one for each data-parallel rank where it has several."""
+    ranks = record.engine.data_parallel
+    return [record.replica_id] if ranks < 2 else [rank_id(record.replica_id, rank) for rank in range(ranks)]
+
+
+def rank_id(replica_id: str, rank: int) -> str:
+    """The id of one data-parallel rank of a replica."""
+    return f"{replica_id}@{rank}"
 
 
 @dataclass(slots=True, eq=False)
 class Target:
-    """A replica, as announced and as this router found it."""
+    """Where requests go: a replica, or one data-parallel rank of it, as announced and as this router found it.
+
+    A rank has a scheduler and a KV cache of its own: for the decision it is a replica.
+    """
 
     record: records_pb2.Replica
+    rank: int | None = None
+    """Data-parallel rank; None where the replica is one cache."""
     pool: Pool | None = None
     reachable: bool = True
     """False once a connection was refused, until a health check succeeds."""
@@ -47,8 +65,18 @@ class Target:
 
     @property
     def id(self) -> str:
-        """The replica's id."""
-        return self.record.replica_id
+        """The replica's id, with the rank where there is one."""
+        return self.record.replica_id if self.rank is None else rank_id(self.record.replica_id, self.rank)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What tells its engine which rank is meant."""
+        return {} if self.rank is None else {RANK_HEADER: str(self.rank)}
+
+    @property
+    def siblings(self) -> frozenset[str]:
+        """The ids of all targets that this one's engine serves, its own among them: they live and die together."""
+        return frozenset(target_ids(self.record))
 
     @property
     def url(self) -> str:
@@ -119,7 +147,7 @@ class Pool:
                 id=target.id,
                 block_size=0 if target.refused else engine.block_size,
                 prefill_rate=target.prefill_rate,
-                kv_blocks=engine.total_blocks,
+                kv_blocks=engine.total_blocks // max(1, engine.data_parallel),
                 role=_ROLES.get(target.record.role, core.Role.BOTH),
                 ready=target.ready,
                 draining=target.draining,

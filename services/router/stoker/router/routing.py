@@ -84,7 +84,7 @@ class Flight:
         engine can serve would otherwise take out one after the other.
         """
         pool, now = self.decided.plan.pool, self._clock()
-        others = (name for name in pool.targets if name != self.decided.target.id)
+        others = pool.targets.keys() - self.decided.target.siblings
         if not any(pool.fleet.health.ejected(name, now) for name in others):
             self._outcome = core.Outcome.FAULT
 
@@ -265,9 +265,9 @@ class Router:
     def elsewhere(self, decided: Decided, tried: frozenset[str]) -> bool:
         """Whether another replica than the chosen one, and than `tried`, could serve the request now."""
         plan, now = decided.plan, self.clock()
-        health = plan.pool.fleet.health
+        health, tried = plan.pool.fleet.health, tried | decided.target.siblings
         return not plan.pinned and any(
-            other.id != decided.target.id and other.id not in tried and not health.ejected(other.id, now)
+            other.id not in tried and not health.ejected(other.id, now)
             for other in plan.pool.fleet.fit(plan.request.adapter, plan.request.role)
         )
 
@@ -276,8 +276,11 @@ class Router:
         plan = decided.plan
         if plan.pinned:
             return []
-        names = core.alternatives(plan.request, decided.decision, plan.pool.fleet, decided.at, count)
-        return [plan.pool.targets[name] for name in names if name in plan.pool.targets]
+        together = decided.target.siblings
+        most = count + len(together) - 1
+        names = core.alternatives(plan.request, decided.decision, plan.pool.fleet, decided.at, most)
+        targets = [plan.pool.targets[name] for name in names if name not in together and name in plan.pool.targets]
+        return targets[:count]
 
     def move(self, decided: Decided, target: Target, request_id: str) -> Flight:
         """Count a request as sent to one of its spares. Raises Unavailable where that has left."""

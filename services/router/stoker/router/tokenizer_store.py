@@ -92,7 +92,7 @@ class TokenizerStore:
         files: dict[str, bytearray] = {}
         size = 0
         async with asyncio.timeout(_FETCH_S):
-            request = node_pb2.FetchTokenizerRequest(replica_id=target.id)
+            request = node_pb2.FetchTokenizerRequest(replica_id=target.record.replica_id)
             async for piece in stub.FetchTokenizer(request, timeout=_FETCH_S):
                 size += len(piece.data)
                 if size > _MAX_BYTES:

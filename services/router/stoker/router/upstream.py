@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from stoker.common import http1
 from stoker.common.errors import Unavailable
+from stoker.router.pools import RANK_HEADER
 from stoker.router.tenants import PRIORITY_HEADER
 
 # Headers of one connection, not of the message; and those that the client library writes itself.
@@ -16,7 +17,7 @@ _OWN_HEADERS = frozenset({
 })  # fmt: skip
 OUR_HEADERS = ("x-stoker-policy", PRIORITY_HEADER, "x-request-timeout")
 """Read by the router alone: they are nothing to an engine."""
-_REPLACED = _OWN_HEADERS.union(OUR_HEADERS, ("x-request-id",))
+_REPLACED = _OWN_HEADERS.union(OUR_HEADERS, ("x-request-id", RANK_HEADER))
 
 
 class EngineFailed(Unavailable):

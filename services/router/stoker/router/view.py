@@ -17,7 +17,7 @@ from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.blocks import unpack_keys
 from stoker.common.errors import InvalidRequest, NotFound, Unavailable
 from stoker.router import core
-from stoker.router.pools import PENDING, Pool, Target
+from stoker.router.pools import PENDING, Pool, Target, target_ids
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +50,8 @@ class View:
         self.targets: dict[str, Target] = {}
         self.pools: dict[str, Pool] = {}
         self.sources: dict[str, Source] = {}
+        self._ranks: dict[str, list[str]] = {}
+        """The ids of each replica's targets."""
         self._deployed: dict[str, common_pb2.DeploymentSpec] = {}
         self._early: dict[str, list[registry_pb2.DigestUpdate]] = {}
 
@@ -115,7 +117,7 @@ class View:
             self._deployed.pop(name, None)
         gone = set(removals.replicas)
         if whole:
-            gone |= self.targets.keys() - {record.replica_id for record in upserts.replicas}
+            gone |= self._ranks.keys() - {record.replica_id for record in upserts.replicas}
         for replica_id in gone:
             self._remove(replica_id, touched)
         for pool in touched:
@@ -136,9 +138,17 @@ class View:
         return min((spec.max_output_tokens for spec in specs if spec and spec.max_output_tokens), default=0)
 
     def _put(self, record: records_pb2.Replica, touched: set[Pool]) -> None:
-        target = self.targets.get(record.replica_id)
+        ids = target_ids(record)
+        for gone in set(self._ranks.get(record.replica_id, ())) - set(ids):
+            self._drop(gone, touched)
+        self._ranks[record.replica_id] = ids
+        for rank, target_id in enumerate(ids):
+            self._put_target(target_id, rank if len(ids) > 1 else None, record, touched)
+
+    def _put_target(self, target_id: str, rank: int | None, record: records_pb2.Replica, touched: set[Pool]) -> None:
+        target = self.targets.get(target_id)
         if target is None:
-            target = self.targets[record.replica_id] = Target(record)
+            target = self.targets[target_id] = Target(record, rank)
             renewed = True
         else:
             before, target.record = target.record, record
@@ -174,8 +184,12 @@ class View:
 
     def _remove(self, replica_id: str, touched: set[Pool]) -> None:
         self._early.pop(replica_id, None)
-        target = self.targets.pop(replica_id, None)
-        if target is not None and target.pool is not None:
+        for target_id in self._ranks.pop(replica_id, ()):
+            self._drop(target_id, touched)
+
+    def _drop(self, target_id: str, touched: set[Pool]) -> None:
+        target = self.targets.pop(target_id)
+        if target.pool is not None:
             self._leave(target, touched)
 
     def _leave(self, target: Target, touched: set[Pool]) -> None:
@@ -189,20 +203,28 @@ class View:
     def load(self, loads: Iterable[registry_pb2.ReplicaLoad], now: float) -> None:
         """Take load reports; one without figures changes nothing: unknown is not zero."""
         for load in loads:
-            target = self.targets.get(load.replica_id)
-            if target is None or target.pool is None or load.epoch < target.record.epoch:
-                continue
-            if load.HasField("prefill_tokens_per_s") and load.prefill_tokens_per_s > 0:
-                target.prefill_rate = load.prefill_tokens_per_s
-                target.pool.announce(target)
-            if not load.HasField("queued_prefill_tokens"):
-                continue
+            ids = self._ranks.get(load.replica_id, ())
+            # Of several ranks only their own figures say anything: the sum is nobody's load.
+            figures: list[registry_pb2.ReplicaLoad | registry_pb2.RankLoad]
+            figures = [*load.ranks] if len(ids) > 1 else [load]
+            for target_id, figure in zip(ids, figures, strict=False):
+                target = self.targets[target_id]
+                if load.epoch >= target.record.epoch:
+                    self._load(target, figure, now - load.age_ms / 1000)
+
+    def _load(self, target: Target, load: registry_pb2.ReplicaLoad | registry_pb2.RankLoad, seen_at: float) -> None:
+        if target.pool is None:
+            return
+        if load.HasField("prefill_tokens_per_s") and load.prefill_tokens_per_s > 0:
+            target.prefill_rate = load.prefill_tokens_per_s
+            target.pool.announce(target)
+        if load.HasField("queued_prefill_tokens"):
             target.load_tokens = load.queued_prefill_tokens + self._routing.kv_weight * load.active_tokens
-            target.pool.fleet.load.report(target.id, target.load_tokens, now - load.age_ms / 1000)
+            target.pool.fleet.load.report(target.id, target.load_tokens, seen_at)
 
     def digest(self, update: registry_pb2.DigestUpdate, now: float) -> core.Sync:
         """Take a whole snapshot or the delta that follows. RESYNC: what is held is wrong, a snapshot is needed."""
-        target = self.targets.get(update.replica_id)
+        target = self._target(update.replica_id, update.dp_rank)
         tier = _TIERS.get(update.tier)
         if tier is None:
             return core.Sync.STALE  # a tier of a later version
@@ -220,11 +242,15 @@ class View:
         step = core.Delta(update.epoch, update.sequence, {tier: added}, {tier: removed}, sums)
         return fleet.delta(target.id, step, now)
 
+    def _target(self, replica_id: str, rank: int) -> Target | None:
+        ids = self._ranks.get(replica_id, ())
+        return self.targets[ids[rank]] if rank < len(ids) else None
+
     def _keep_early(self, update: registry_pb2.DigestUpdate) -> None:
         """An engine's digest may be told before the engine is ready and has a model."""
         early = self._early.setdefault(update.replica_id, [])
         if update.snapshot:
-            early[:] = [held for held in early if held.tier != update.tier]
+            early[:] = [held for held in early if (held.dp_rank, held.tier) != (update.dp_rank, update.tier)]
         early.append(update)
         if len(early) > _EARLY_UPDATES:
             del self._early[update.replica_id]  # what follows will not fit, and ask for a snapshot
@@ -233,15 +259,15 @@ class View:
             del self._early[next(iter(self._early))]
 
     def _catch_up(self, now: float) -> None:
-        for replica_id in [name for name in self._early if name in self.targets]:
-            if self.targets[replica_id].pool is not None:
+        for replica_id in [name for name in self._early if name in self._ranks]:
+            if self.targets[self._ranks[replica_id][0]].pool is not None:
                 for update in self._early.pop(replica_id):
                     self.digest(update, now)
 
     def dispatched(self, dispatches: Iterable[registry_pb2.Dispatch], now: float) -> None:
         """Take what other routers sent where a moment ago, which neither digest nor load shows yet."""
         for dispatch in dispatches:
-            target = self.targets.get(dispatch.replica_id)
+            target = self._target(dispatch.replica_id, dispatch.dp_rank)
             if target is None or target.pool is None or dispatch.epoch != target.record.epoch:
                 continue
             try:
@@ -273,11 +299,15 @@ class View:
 
     def reached(self, target: Target, reachable: bool) -> None:
         """An engine answered, or refused to be connected to."""
-        if target.reachable is not reachable:
-            target.reachable = reachable
-            log.info("view.replica_reachable" if reachable else "view.replica_unreachable", replica=target.id)
-            if target.pool is not None:
-                target.pool.announce(target)
+        if target.reachable is reachable:
+            return
+        replica_id = target.record.replica_id
+        log.info("view.replica_reachable" if reachable else "view.replica_unreachable", replica=replica_id)
+        for target_id in self._ranks.get(replica_id, ()):
+            sibling = self.targets[target_id]
+            sibling.reachable = reachable
+            if sibling.pool is not None:
+                sibling.pool.announce(sibling)
 
     def proved(self, target: Target, parity: str) -> None:
         """The parity probe has a verdict."""

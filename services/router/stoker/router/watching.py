@@ -141,7 +141,14 @@ class Announcing:
             return
         plan, target = decided.plan, decided.target
         told = core.Dispatched.of(plan.request, decided.decision)
-        self._announcer.announce(target.id, target.record.epoch, told.keys, told.prefill_tokens, told.kv_tokens)
+        self._announcer.announce(
+            target.record.replica_id,
+            target.record.epoch,
+            told.keys,
+            told.prefill_tokens,
+            told.kv_tokens,
+            dp_rank=target.rank or 0,
+        )
 
 
 async def every(seconds: float, *actions: Callable[[], None]) -> None:

@@ -43,26 +43,31 @@ async def _work(config: SimConfig) -> None:
     if head is not None:
         await head.joined()
     tokenizer = Tokenizer(config.model)
-    publisher = None
+    publishers = []
     if config.kv_events is not None:
-        publisher = Publisher(config.kv_events, config.block_size, drop_every=config.faults.drop_events)
-    engine = SimEngine(config, tokenizer.sayable, publisher)
-    runner = web.AppRunner(Server(engine, tokenizer).app(), handler_cancellation=True, access_log=None)
+        publishers = [
+            Publisher(config.kv_events, config.block_size, rank=rank, drop_every=config.faults.drop_events)
+            for rank in range(config.data_parallel)
+        ]
+    ranks = [
+        SimEngine(config, tokenizer.sayable, publishers[rank] if publishers else None, rank)
+        for rank in range(config.data_parallel)
+    ]
+    runner = web.AppRunner(Server(ranks, tokenizer).app(), handler_cancellation=True, access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, config.host, config.port, backlog=1024).start()
         log.info("serving %s on %s:%d", config.served_names[0], config.host, config.port)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(engine.run())
-            if publisher is not None:
-                tasks.create_task(publisher.serve_replay())
+            for work in (*(rank.run() for rank in ranks), *(each.serve_replay() for each in publishers)):
+                tasks.create_task(work)
             if head is not None:
                 tasks.create_task(head.broken())
     finally:
         await runner.cleanup()
         if head is not None:
             await head.close()
-        if publisher is not None:
+        for publisher in publishers:
             publisher.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,15 @@ class KvEventsConfig:
     topic: str
     hwm: int
     """Batches that may wait for a slow subscriber before new ones are dropped."""
+
+    def of_rank(self, rank: int) -> KvEventsConfig:
+        """Those of a data-parallel rank: each publishes on a port of its own, as vLLM's do."""
+        replay = self.replay_endpoint
+        return replace(
+            self,
+            endpoint=_next_port(self.endpoint, rank),
+            replay_endpoint=_next_port(replay, rank) if replay else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,8 @@ class SimConfig:
     seed: int
     kv_events: KvEventsConfig | None
     gang: GangConfig | None
+    data_parallel: int
+    """Ranks, each with a scheduler and a cache of its own."""
     profile: Profile
     faults: Faults
 
@@ -111,6 +122,7 @@ def parse(argv: list[str] | None = None) -> SimConfig:
         seed=options.seed,
         kv_events=_kv_events(options.kv_events_config),
         gang=gang,
+        data_parallel=options.data_parallel_size,
         profile=Profile(
             step_s=options.sim_step_ms / 1000,
             prefill_token_s=1 / options.sim_prefill_tokens_per_s,
@@ -147,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kv-events-config", type=json.loads)
     parser.add_argument("--override-generation-config", type=json.loads)
+    parser.add_argument("--data-parallel-size", "-dp", type=_count, default=1)
     parser.add_argument("--nnodes", "-n", type=_count, default=1)
     parser.add_argument("--node-rank", "-r", type=int, default=0)
     parser.add_argument("--master-addr", default="127.0.0.1")
@@ -176,6 +189,11 @@ def _kv_events(given: dict[str, Any] | None) -> KvEventsConfig | None:
         topic=str(given.get("topic", "")),
         hwm=int(given.get("hwm", 100_000)),
     )
+
+
+def _next_port(endpoint: str, by: int) -> str:
+    head, separator, port = endpoint.rpartition(":")
+    return f"{head}{separator}{int(port) + by}" if port.isdigit() else endpoint
 
 
 def _longest(model: Path) -> int:

@@ -47,11 +47,11 @@ class Call:
 
 
 class SimEngine:
-    """One engine: a scheduler, a clock, and whoever waits for tokens."""
+    """One data-parallel rank: a scheduler, a clock, and whoever waits for tokens."""
 
-    def __init__(self, config: SimConfig, sayable: Sequence[int], publisher: Publisher | None) -> None:
+    def __init__(self, config: SimConfig, sayable: Sequence[int], publisher: Publisher | None, rank: int = 0) -> None:
         self.config = config
-        self.metrics = Metrics(config.served_names[0])
+        self.metrics = Metrics(config.served_names[0], rank)
         pool = BlockPool(config.blocks, config.block_size, seed=config.seed, caching=config.prefix_caching)
         self.scheduler = Scheduler(
             pool,

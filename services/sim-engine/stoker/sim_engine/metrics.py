@@ -44,8 +44,9 @@ class Histogram:
 class Metrics:
     """Counters and histograms of one engine."""
 
-    def __init__(self, model_name: str) -> None:
-        self._labels = f'engine="0",model_name="{model_name}"'
+    def __init__(self, model_name: str, rank: int = 0) -> None:
+        self._rank = rank
+        self._labels = f'engine="{rank}",model_name="{model_name}"'
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
@@ -85,5 +86,8 @@ class Metrics:
         ):
             lines += histogram.lines(f"vllm:{name}", self._labels)
         info = ",".join(f'{name}="{value}"' for name, value in cache.items())
-        lines += ["# TYPE vllm:cache_config_info gauge", f'vllm:cache_config_info{{{info},engine="0"}} 1.0']
+        lines += [
+            "# TYPE vllm:cache_config_info gauge",
+            f'vllm:cache_config_info{{{info},engine="{self._rank}"}} 1.0',
+        ]
         return "\n".join(lines) + "\n"

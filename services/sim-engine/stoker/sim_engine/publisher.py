@@ -50,7 +50,9 @@ class AllBlocksCleared(msgspec.Struct, omit_defaults=True, tag=True):
 class Publisher:
     """One engine's event socket, and the replay socket beside it."""
 
-    def __init__(self, config: KvEventsConfig, block_size: int, *, drop_every: int = 0) -> None:
+    def __init__(self, config: KvEventsConfig, block_size: int, *, rank: int = 0, drop_every: int = 0) -> None:
+        config = config.of_rank(rank)
+        self._rank = rank
         self._block_size = block_size
         self._drop_every = drop_every
         self._topic = config.topic.encode()
@@ -73,7 +75,7 @@ class Publisher:
     def publish(self, timestamp_s: float, events: Sequence[CacheEvent]) -> None:
         """Send one step's events. Never blocks: a subscriber that is too slow misses some."""
         seq, self._next = self._next, self._next + 1
-        payload = self._pack.encode([timestamp_s, [self._wire(event) for event in events], 0])
+        payload = self._pack.encode([timestamp_s, [self._wire(event) for event in events], self._rank])
         self._buffer.append((seq, payload))
         if self._drop_every and (seq + 1) % self._drop_every == 0:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -20,15 +20,18 @@ log = logging.getLogger(__name__)
 VERSION = "0.32.0"
 """The vLLM version imitated."""
 _MAX_BODY = 64 << 20
+_RANK_HEADER = "X-data-parallel-rank"
 _EMBEDDING = 64
 """Length of an embedding."""
 
 
 class Server:
-    """One engine's routes."""
+    """One server's routes."""
 
-    def __init__(self, engine: SimEngine, tokenizer: Tokenizer) -> None:
-        self._engine = engine
+    def __init__(self, ranks: Sequence[SimEngine], tokenizer: Tokenizer) -> None:
+        """`ranks` are the data-parallel ones, in order; there is one where there is no such thing."""
+        self._ranks = ranks
+        self._config = ranks[0].config
         self._tokenizer = tokenizer
         self._created = int(time.time())
 
@@ -54,9 +57,18 @@ class Server:
         self, handle: Callable[[web.Request, SimEngine, Tokenizer], Awaitable[web.StreamResponse]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handler(http: web.Request) -> web.StreamResponse:
-            return await handle(http, self._engine, self._tokenizer)
+            return await handle(http, self._rank_for(http), self._tokenizer)
 
         return handler
+
+    def _rank_for(self, http: web.Request) -> SimEngine:
+        """The rank that the caller names, or the one with least to do."""
+        named = http.headers.get(_RANK_HEADER, "")
+        if not named.isdecimal():
+            return min(self._ranks, key=lambda rank: rank.scheduler.waiting * 4 + len(rank.scheduler.running))
+        if int(named) >= len(self._ranks):
+            raise ApiError(f"data_parallel_rank {named} is out of range [0, {len(self._ranks)}).")
+        return self._ranks[int(named)]
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()
@@ -65,10 +77,12 @@ class Server:
         return web.json_response({"version": VERSION})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._engine.page(), content_type="text/plain")
+        first, *others = (rank.page() for rank in self._ranks)
+        samples = [line for page in others for line in page.splitlines(keepends=True) if not line.startswith("#")]
+        return web.Response(text="".join((first, *samples)), content_type="text/plain")
 
     async def _models(self, _: web.Request) -> web.Response:
-        config = self._engine.config
+        config = self._config
         cards = [
             {
                 "id": name,
@@ -85,7 +99,7 @@ class Server:
 
     async def _tokenize(self, http: web.Request) -> web.Response:
         body = await request.body_of(http)
-        request.check_model(body, self._engine.config)
+        request.check_model(body, self._config)
         if "messages" in body:
             tokens = await chat.render(body, self._tokenizer)
         elif isinstance(body.get("prompt"), str):
@@ -96,7 +110,7 @@ class Server:
             raise request.missing("prompt")
         return web.json_response({
             "count": len(tokens),
-            "max_model_len": self._engine.config.max_model_len,
+            "max_model_len": self._config.max_model_len,
             "tokens": tokens,
             "token_strs": None,
         })  # fmt: skip
@@ -110,7 +124,7 @@ class Server:
 
     async def _embeddings(self, http: web.Request) -> web.Response:
         body = await request.body_of(http)
-        name = request.check_model(body, self._engine.config)
+        name = request.check_model(body, self._config)
         given = body.get("input")
         if given is None:
             raise request.missing("input")
@@ -127,7 +141,8 @@ class Server:
         return web.json_response({"object": "list", "model": name, "data": data, "usage": told})
 
     async def _reset(self, _: web.Request) -> web.Response:
-        return web.Response(status=200 if self._engine.reset_prefix_cache() else 503)
+        done = [rank.reset_prefix_cache() for rank in self._ranks]
+        return web.Response(status=200 if all(done) else 503)
 
 
 @web.middleware

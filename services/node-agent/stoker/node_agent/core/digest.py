@@ -1,8 +1,8 @@
-"""Which KV blocks a replica holds, by their public keys, from the events of its engine.
+"""Which KV blocks a cache holds, by their public keys, from the events of its engine.
 
-Engines name blocks by hashes of their own; `ReplicaDigest` maps them to keys (`stoker.common.blocks`). An engine
-announces each copy of a block and each copy's removal, and data-parallel ranks have caches of their own, so
-copies are counted and a key is held while any copy is.
+Engines name blocks by hashes of their own; `CacheDigest` maps them to keys (`stoker.common.blocks`). An engine
+announces each copy of a block and each copy's removal, so copies are counted and a key is held while any copy is.
+A replica has one cache, or with data parallelism one for each rank.
 
 Memory: bounded by the engine's own block count with slack; more than that means that events were lost, and
 then the digest starts again from nothing, because holding too little is the cheaper lie.
@@ -21,9 +21,6 @@ _PARTIAL_KINDS = {"sliding_window", "chunked_local_attention", "mamba"}
 """Attention kinds whose blocks say nothing of a whole prefix."""
 _UNBOUNDED = 8_000_000
 """Copies held at most where the engine does not say how many blocks it has: about 2 GB here."""
-
-_Name = tuple[int, BlockHash]
-"""(data-parallel rank, engine hash)."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Counts:
 
 @dataclass
 class _Tier:
-    copies: dict[_Name, int] = field(default_factory=dict)
+    copies: dict[BlockHash, int] = field(default_factory=dict)
     names: dict[int, int] = field(default_factory=dict)
     """Names that hold each key."""
     xor: int = 0
@@ -82,8 +79,8 @@ class _Tier:
     removed: set[int] = field(default_factory=set)
 
 
-class ReplicaDigest:
-    """The digest of one replica, from its engine's first event on.
+class CacheDigest:
+    """The digest of one cache, from its engine's first event on.
 
     `model` is the served model's name, as clients ask for it; `blocks` the engine's block count, 0 if unknown.
     """
@@ -92,7 +89,7 @@ class ReplicaDigest:
         self._model = model
         self._slack = slack
         self._limit = _UNBOUNDED
-        self._keys: dict[_Name, int] = {}
+        self._keys: dict[BlockHash, int] = {}
         self._tiers = {name: _Tier() for name in TIERS}
         self._group: int | None = None
         self.epoch = 0
@@ -117,35 +114,34 @@ class ReplicaDigest:
         self.epoch = epoch
         self._group = None
 
-    def apply(self, events: Iterable[Event], dp_rank: int = 0) -> None:
+    def apply(self, events: Iterable[Event]) -> None:
         """Take over the events of one batch, in order."""
         for event in events:
             match event:
                 case Stored():
-                    self._store(event, dp_rank)
+                    self._store(event)
                 case Removed():
-                    self._remove(event, dp_rank)
+                    self._remove(event)
                 case Cleared():
                     self.counts.cleared += 1
-                    self._clear(dp_rank)
+                    self._drop_all()
                 case Ignored():
                     self.counts.ignored += 1
 
-    def lost(self, dp_rank: int = 0) -> None:
-        """Events are missing for good: what is held by this rank cannot be told from what is not."""
-        self._clear(dp_rank)
+    def lost(self) -> None:
+        """Events are missing for good: what is held cannot be told from what is not."""
+        self._drop_all()
 
-    def _store(self, event: Stored, rank: int) -> None:
+    def _store(self, event: Stored) -> None:
         tier = self._tiers.get(event.tier)
         if tier is None or not self._whole(event.kind, event.group):
             self.counts.ignored += 1
             return
-        keys = self._keys_of(event, rank)
+        keys = self._keys_of(event)
         if keys is None:
             self.counts.orphans += len(event.hashes)
             return
-        for hash_, key in zip(event.hashes, keys, strict=True):
-            name = (rank, hash_)
+        for name, key in zip(event.hashes, keys, strict=True):
             self._keys[name] = key
             copies = tier.copies.get(name, 0)
             tier.copies[name] = copies + 1
@@ -157,9 +153,9 @@ class ReplicaDigest:
             self.counts.overflows += 1
             self._drop_all()
 
-    def _keys_of(self, event: Stored, rank: int) -> list[int] | None:
+    def _keys_of(self, event: Stored) -> list[int] | None:
         if event.parent is not None:
-            parent = self._keys.get((rank, event.parent))
+            parent = self._keys.get(event.parent)
             if parent is None:
                 return None
         else:
@@ -177,12 +173,11 @@ class ReplicaDigest:
             self._group = group
         return group == self._group
 
-    def _remove(self, event: Removed, rank: int) -> None:
+    def _remove(self, event: Removed) -> None:
         tier = self._tiers.get(event.tier)
         if tier is None or (self._group is not None and event.group != self._group):
             return
-        for hash_ in event.hashes:
-            name = (rank, hash_)
+        for name in event.hashes:
             copies = tier.copies.get(name, 0)
             if copies > 1:
                 tier.copies[name] = copies - 1
@@ -204,7 +199,7 @@ class ReplicaDigest:
         else:
             tier.added.add(key)
 
-    def _let_go(self, tier: _Tier, name: _Name) -> None:
+    def _let_go(self, tier: _Tier, name: BlockHash) -> None:
         del tier.copies[name]
         key = self._keys[name]
         if not any(name in other.copies for other in self._tiers.values()):
@@ -219,11 +214,6 @@ class ReplicaDigest:
             tier.added.remove(key)
         else:
             tier.removed.add(key)
-
-    def _clear(self, rank: int) -> None:
-        for tier in self._tiers.values():
-            for name in [name for name in tier.copies if name[0] == rank]:
-                self._let_go(tier, name)
 
     def _drop_all(self) -> None:
         for tier in self._tiers.values():
@@ -305,8 +295,8 @@ class ReplicaDigest:
     def export(self) -> Image:
         """A copy to write to disk."""
         blocks = [
-            (rank, hash_, key, [tier.copies.get((rank, hash_), 0) for tier in self._tiers.values()])
-            for (rank, hash_), key in self._keys.items()
+            (name, key, [tier.copies.get(name, 0) for tier in self._tiers.values()])
+            for name, key in self._keys.items()
         ]
         return Image(self._model, self.epoch, self.block_size, self._group, blocks)
 
@@ -315,8 +305,7 @@ class ReplicaDigest:
         if (image.model, image.epoch) != (self._model, self.epoch):
             return False
         self.block_size, self._group = image.block_size, image.group
-        for rank, hash_, key, copies in image.blocks:
-            name = (rank, hash_)
+        for name, key, copies in image.blocks:
             self._keys[name] = key
             for tier, number in zip(self._tiers.values(), copies, strict=True):
                 if number:
@@ -335,8 +324,8 @@ class Image:
     epoch: int
     block_size: int | None
     group: int | None
-    blocks: list[tuple[int, bytes | int, int, list[int]]]
-    """(data-parallel rank, engine hash, key, copies by tier)."""
+    blocks: list[tuple[bytes | int, int, list[int]]]
+    """(engine hash, key, copies by tier)."""
 
 
 def nothing(epoch: int, tiers: Iterable[str]) -> list[Piece]:

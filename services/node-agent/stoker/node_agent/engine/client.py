@@ -59,8 +59,13 @@ class EngineClient:
 
     async def load(self, timeout_s: float | None = None) -> EngineLoad:
         """One scrape of `/metrics`."""
+        return (await self.loads(timeout_s))[0]
+
+    async def loads(self, timeout_s: float | None = None, ranks: int = 0) -> list[EngineLoad]:
+        """One scrape of `/metrics`: the load of all together, then that of each of so many data-parallel ranks."""
         text = await self._call("GET", "/metrics", timeout_s=timeout_s)
-        return metrics.load(metrics.parse(text.decode("utf-8", "replace")))
+        samples = metrics.parse(text.decode("utf-8", "replace"))
+        return [metrics.load(samples), *(metrics.load(samples.of_rank(rank)) for rank in range(ranks))]
 
     async def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a completion prompt, as the engine itself would see it."""

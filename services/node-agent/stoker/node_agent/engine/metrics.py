@@ -19,6 +19,14 @@ class Samples:
 
     by_name: dict[str, list[tuple[dict[str, str], float]]] = field(default_factory=lambda: defaultdict(list))
 
+    def of_rank(self, rank: int) -> Samples:
+        """Those of one data-parallel rank, which vLLM labels `engine`."""
+        ours = Samples()
+        for name, samples in self.by_name.items():
+            if own := [sample for sample in samples if sample[0].get("engine") == str(rank)]:
+                ours.by_name[name] = own
+        return ours
+
     def total(self, name: str) -> float | None:
         """Sum over all label sets, or `None` if there is no sample."""
         samples = self.by_name.get(name)

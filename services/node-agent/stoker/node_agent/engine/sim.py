@@ -23,9 +23,10 @@ class SimEngine:
         args = [self._python, "-m", "stoker.sim_engine.app", "--model", request.model]
         if request.gang is None or request.gang.is_head:
             args += command.serving_args(request)
+            args += ["--data-parallel-size", str(request.data_parallel)]
         args += [*command.gang_args(request), *request.engine_args]
         return LaunchCommand(tuple(args), command.child_env({}, request))
 
     def kv_endpoints(self, request: LaunchRequest) -> tuple[KvEndpoint, ...]:
-        """One endpoint; this engine has one data-parallel rank."""
-        return command.kv_endpoints(request)[:1]
+        """One endpoint for each data-parallel rank."""
+        return command.kv_endpoints(request)

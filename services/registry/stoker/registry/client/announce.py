@@ -74,13 +74,23 @@ class DispatchAnnouncer:
         """Dispatches that were never told: they gave way to newer ones, or grew too old."""
         return self._queue.dropped + self._expired
 
-    def announce(self, replica_id: str, epoch: int, keys: Sequence[int], prefill_tokens: int, kv_tokens: int) -> None:
+    def announce(
+        self,
+        replica_id: str,
+        epoch: int,
+        keys: Sequence[int],
+        prefill_tokens: int,
+        kv_tokens: int,
+        *,
+        dp_rank: int = 0,
+    ) -> None:
         """A request went to a replica; `keys` are those of its blocks that the replica's digest does not show.
 
         Of more than 4,096 keys the first are told; more tokens than a registry takes are told as its most.
         """
         dispatch = registry_pb2.Dispatch(
             replica_id=replica_id,
+            dp_rank=dp_rank,
             epoch=epoch,
             keys=pack_keys(keys[:MAX_KEYS]),
             prefill_tokens=min(prefill_tokens, MAX_TOKENS),

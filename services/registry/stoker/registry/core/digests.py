@@ -7,14 +7,25 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
 from random import Random
+from typing import NamedTuple
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import registry_pb2
 from stoker.common.backoff import Backoff
 from stoker.common.blocks import pack_keys, unpack_keys, xor_digest
 
-Series = tuple[str, int]
-"""Replica id and tier: what one sequence counts."""
+
+class Series(NamedTuple):
+    """What one sequence counts: the blocks that one data-parallel rank of a replica holds in one tier."""
+
+    replica_id: str
+    dp_rank: int
+    tier: int
+
+    @classmethod
+    def of(cls, update: registry_pb2.DigestUpdate) -> Series:
+        """The series that an update belongs to."""
+        return cls(update.replica_id, update.dp_rank, update.tier)
 
 
 class Outcome(Enum):
@@ -62,17 +73,17 @@ class DigestStore:
         """Take an update. Raises InvalidRequest when its keys are malformed."""
         outcome = self._snapshot(update) if update.snapshot else self._delta(update)
         if outcome is Outcome.RESYNC:
-            self._doubtful.add((update.replica_id, update.tier))
+            self._doubtful.add(Series.of(update))
         elif outcome is Outcome.APPLIED:
-            self._doubtful.discard((update.replica_id, update.tier))
+            self._doubtful.discard(Series.of(update))
         return outcome
 
     def doubtful(self) -> set[str]:
-        """Replicas of whose digest a tier is not what its agent tells: a snapshot is still owed."""
-        return {replica_id for replica_id, _ in self._doubtful}
+        """Replicas of whose digests one is not what its agent tells: a snapshot is still owed."""
+        return {series.replica_id for series in self._doubtful}
 
     def _delta(self, update: registry_pb2.DigestUpdate) -> Outcome:
-        held = self._held.get((update.replica_id, update.tier))
+        held = self._held.get(Series.of(update))
         if held is None or update.epoch > held.epoch:
             return Outcome.RESYNC
         if (update.epoch, update.sequence) <= (held.epoch, held.sequence):
@@ -88,12 +99,12 @@ class DigestStore:
         held.sequence = update.sequence
         held.trusted = (held.xor, len(held.keys)) == (update.xor_digest, update.count)
         if len(held.keys) > self.max_keys:
-            del self._held[update.replica_id, update.tier]
+            del self._held[Series.of(update)]
             return Outcome.RESYNC
         return Outcome.APPLIED if held.trusted else Outcome.RESYNC
 
     def _snapshot(self, update: registry_pb2.DigestUpdate) -> Outcome:
-        series = (update.replica_id, update.tier)
+        series = Series.of(update)
         held = self._held.get(series)
         if held is not None and update.epoch < held.epoch:
             return Outcome.STALE
@@ -122,16 +133,16 @@ class DigestStore:
         if held is None or not held.trusted:
             return
         keys, left = iter(tuple(held.keys)), len(held.keys)
-        replica_id, tier = series
         epoch, sequence, xor, count = held.epoch, held.sequence, held.xor, left
         while True:
             packed = pack_keys(islice(keys, piece_keys))
             left -= len(packed) // 8
             yield registry_pb2.DigestUpdate(
-                replica_id=replica_id,
+                replica_id=series.replica_id,
+                dp_rank=series.dp_rank,
                 epoch=epoch,
                 sequence=sequence,
-                tier=common_pb2.Tier.ValueType(tier),
+                tier=common_pb2.Tier.ValueType(series.tier),
                 snapshot=True,
                 more=left > 0,
                 added=packed,
@@ -144,9 +155,9 @@ class DigestStore:
     def forget(self, replica_id: str) -> None:
         """Drop all that is held of a replica."""
         for table in (self._held, self._partial):
-            for series in [series for series in table if series[0] == replica_id]:
+            for series in [series for series in table if series.replica_id == replica_id]:
                 del table[series]
-        self._doubtful = {series for series in self._doubtful if series[0] != replica_id}
+        self._doubtful = {series for series in self._doubtful if series.replica_id != replica_id}
 
     def keys_held(self) -> int:
         """Keys in all sets together."""
@@ -156,7 +167,7 @@ class DigestStore:
 class Resyncs:
     """When to ask an agent for snapshots: once for a series, and ever more slowly if what comes is no good either.
 
-    Told by series, although an agent answers with all tiers of the replica: one good tier heals no other.
+    Told by series, although an agent answers with all of the replica: one that is good heals no other.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -178,5 +189,5 @@ class Resyncs:
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone."""
-        for series in [series for series in self._asked if series[0] == replica_id]:
+        for series in [series for series in self._asked if series.replica_id == replica_id]:
             del self._asked[series]

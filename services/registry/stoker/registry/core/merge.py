@@ -9,6 +9,7 @@ from typing import cast
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2
+from stoker.registry.core.digests import Series
 from stoker.registry.core.records import Kind, Name, Record
 
 # True when this source is still the one that hears the replica's agent.
@@ -142,20 +143,20 @@ class LoadMerge:
 
 
 class DigestMerge:
-    """Whole snapshots and unbroken deltas out of what several registries tell of each replica and tier.
+    """Whole snapshots and unbroken deltas out of what several registries tell of each series.
 
     An agent speaks to one registry at a time. What another one still tells of it is older and is dropped.
     """
 
     def __init__(self) -> None:
-        self._cursors: dict[tuple[str, int], _Cursor] = {}
-        self._pieces: dict[tuple[str, str, int], list[registry_pb2.DigestUpdate]] = {}
+        self._cursors: dict[Series, _Cursor] = {}
+        self._pieces: dict[tuple[str, Series], list[registry_pb2.DigestUpdate]] = {}
 
     def offer(
         self, source: str, update: registry_pb2.DigestUpdate, owns: Owns
     ) -> tuple[Verdict, registry_pb2.DigestUpdate]:
         """What to do, and with what: pieces of a snapshot come back as one when the last has come."""
-        key = (update.replica_id, update.tier)
+        key = Series.of(update)
         if not update.snapshot:
             return self._delta(source, update, self._cursors.get(key)), update
         whole = self._assemble(source, update)
@@ -179,12 +180,12 @@ class DigestMerge:
             return Verdict.DROP
         if update.sequence != cursor.sequence + 1:
             return Verdict.GAP
-        key = (update.replica_id, update.tier)
+        key = Series.of(update)
         self._cursors[key] = _Cursor(source, update.epoch, update.sequence, update.xor_digest, update.count)
         return Verdict.TAKE
 
     def _assemble(self, source: str, piece: registry_pb2.DigestUpdate) -> registry_pb2.DigestUpdate | None:
-        key = (source, piece.replica_id, piece.tier)
+        key = (source, Series.of(piece))
         held = self._pieces.get(key, [])
         if held and (held[0].epoch, held[0].sequence) != (piece.epoch, piece.sequence):
             held = []
@@ -207,7 +208,7 @@ class DigestMerge:
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone."""
-        for key in [key for key in self._cursors if key[0] == replica_id]:
+        for key in [key for key in self._cursors if key.replica_id == replica_id]:
             del self._cursors[key]
 
 

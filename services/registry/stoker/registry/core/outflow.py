@@ -121,12 +121,12 @@ class Outflow:
         """Series that the watcher knows nothing of yet."""
         if self.interest.digests:
             for each in series:
-                if self.interest.covers_deployment(deployment_of_replica(each[0])):
+                if self.interest.covers_deployment(deployment_of_replica(each.replica_id)):
                     self.untold[each] = None
 
     def digest(self, update: registry_pb2.DigestUpdate) -> None:
         """A step that the registry has applied; pieces of snapshots come as `tell_all` instead."""
-        series = (update.replica_id, update.tier)
+        series = Series.of(update)
         if not self.interest.digests or series in self.untold:
             return
         if not self.interest.covers_deployment(deployment_of_replica(update.replica_id)):
@@ -139,14 +139,14 @@ class Outflow:
 
     def _drop_digests(self) -> None:
         for update in self._digests:
-            self.untold[update.replica_id, update.tier] = None
+            self.untold[Series.of(update)] = None
         self._digests.clear()
         self._digest_bytes = 0
 
     def replaced(self, series: Series) -> None:
         """A series has a new snapshot: waiting steps of it are void."""
-        if self.interest.digests and self.interest.covers_deployment(deployment_of_replica(series[0])):
-            kept = deque(update for update in self._digests if (update.replica_id, update.tier) != series)
+        if self.interest.digests and self.interest.covers_deployment(deployment_of_replica(series.replica_id)):
+            kept = deque(update for update in self._digests if Series.of(update) != series)
             if len(kept) != len(self._digests):
                 self._digests = kept
                 self._digest_bytes = sum(len(u.added) + len(u.removed) + 128 for u in kept)

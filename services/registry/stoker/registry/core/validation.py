@@ -20,6 +20,8 @@ _ENDPOINT = re.compile(r"\S+:\d{1,5}")
 
 MAX_LAST_ERROR_BYTES = 4096
 _MAX_TIER = 15
+_MAX_RANKS = 256
+"""Data-parallel ranks of one replica."""
 MAX_WRITES = 100
 """Assignments, or desired counts, in one call: etcd takes 128 operations in a transaction."""
 
@@ -175,6 +177,7 @@ def member(field: str, status: records_pb2.MemberStatus, node: common_pb2.Node, 
             f"{field}.node_id", f"speaks for {status.node_id!r} ({status.incarnation}); an agent speaks for itself"
         )
     yield from _at_most(f"{field}.rank", status.rank, limits.gang_size - 1)
+    yield from _at_most(f"{field}.engine.data_parallel", status.engine.data_parallel, _MAX_RANKS)
     if len(status.last_error.encode()) > MAX_LAST_ERROR_BYTES:
         yield FieldViolation(f"{field}.last_error", f"is longer than {MAX_LAST_ERROR_BYTES} bytes; send its end")
     if status.ByteSize() > limits.record_bytes:
@@ -183,13 +186,20 @@ def member(field: str, status: records_pb2.MemberStatus, node: common_pb2.Node, 
 
 def load(field: str, value: registry_pb2.ReplicaLoad) -> Violations:
     """What is wrong with a replica's load: figures that no engine has would send all requests to it, or none."""
-    for name, bound in _LOAD_BOUNDS.items():
-        if not value.HasField(name):
-            continue
-        figure = getattr(value, name)
-        if not 0 <= figure <= bound:  # nor is NaN
-            yield FieldViolation(f"{field}.{name}", f"{figure} of {value.replica_id[:80]!r} is not in 0 to {bound:g}")
+    yield from _figures(field, value, value.replica_id)
     yield from _at_most(f"{field}.age_ms", value.age_ms, MAX_LOAD_AGE_MS)
+    yield from _at_most(f"{field}.ranks", len(value.ranks), _MAX_RANKS)
+    for number, rank in enumerate(value.ranks):
+        yield from _figures(f"{field}.ranks[{number}]", rank, value.replica_id)
+
+
+def _figures(field: str, value: registry_pb2.ReplicaLoad | registry_pb2.RankLoad, replica_id: str) -> Violations:
+    for descriptor, figure in value.ListFields():
+        bound = _LOAD_BOUNDS.get(descriptor.name)
+        if bound is not None and not 0 <= figure <= bound:  # nor is NaN
+            yield FieldViolation(
+                f"{field}.{descriptor.name}", f"{figure} of {replica_id[:80]!r} is not in 0 to {bound:g}"
+            )
 
 
 def digest(update: registry_pb2.DigestUpdate, limits: Limits) -> Violations:
@@ -201,6 +211,7 @@ def digest(update: registry_pb2.DigestUpdate, limits: Limits) -> Violations:
     # Tiers of later versions pass; each is a series of its own, so there may not be any number.
     if not 0 <= update.tier <= _MAX_TIER:
         yield FieldViolation("digest.tier", f"must be from 0 to {_MAX_TIER}, is {update.tier}")
+    yield from _at_most("digest.dp_rank", update.dp_rank, _MAX_RANKS - 1)
     if update.snapshot and update.removed:
         yield FieldViolation("digest.removed", "a snapshot removes nothing; leave it empty")
 
@@ -275,6 +286,7 @@ def dispatch(field: str, value: registry_pb2.Dispatch) -> Violations:
     if len(value.keys) % 8:
         yield FieldViolation(f"{field}.keys", f"{len(value.keys)} bytes are not a whole number of 8-byte keys")
     yield from _at_most(f"{field}.keys", len(value.keys) // 8, MAX_KEYS)
+    yield from _at_most(f"{field}.dp_rank", value.dp_rank, _MAX_RANKS - 1)
     # Load that is not there would turn requests away until it ages.
     yield from _at_most(f"{field}.prefill_tokens", value.prefill_tokens, MAX_TOKENS)
     yield from _at_most(f"{field}.kv_tokens", value.kv_tokens, MAX_TOKENS)

@@ -10,6 +10,7 @@ from stoker.router.config import RouterConfig
 from stoker.router.envoy.access_log import FLIGHT_HEADER
 from stoker.router.envoy.check import CHECKED, RETRIES_HEADER, TIMEOUT_HEADER, endpoint_header, replica_header
 from stoker.router.envoy.protocol import STAND_INS
+from stoker.router.pools import RANK_HEADER
 from stoker.router.upstream import OUR_HEADERS
 
 _TYPE = "type.googleapis.com/envoy."
@@ -145,7 +146,7 @@ def _answered_by(config: RouterConfig) -> dict[str, Any]:
 
 
 def _authorization(config: RouterConfig) -> dict[str, Any]:
-    upstream = [FLIGHT_HEADER, TIMEOUT_HEADER, RETRIES_HEADER, "x-request-id"]
+    upstream = [FLIGHT_HEADER, TIMEOUT_HEADER, RETRIES_HEADER, RANK_HEADER, "x-request-id"]
     for number in _tries(config):
         upstream += [endpoint_header(number), replica_header(number)]
     told = ["x-stoker-reason", "x-request-id"]

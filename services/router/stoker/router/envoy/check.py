@@ -106,12 +106,15 @@ class Checks:
             async with asyncio.timeout_at(deadline):
                 flight = await self._router.board(plan, request_id)
                 try:
-                    headers = told(flight.decided, request_id)
+                    rank = flight.decided.target.headers
+                    headers = {**told(flight.decided, request_id), **rank}
                     headers[replica_header(1)] = headers.pop("x-stoker-replica")
                     headers[endpoint_header(1)] = await self._addresses.of(flight.decided.target.url)
                     spares: list[Target] = []
                     most = self._limits.retries if self._router.budget.left else 0
                     for target in self._router.others(flight.decided, most):
+                        if target.headers != rank:
+                            continue  # Envoy says the same to whichever it asks
                         with contextlib.suppress(StokerError):
                             headers[endpoint_header(len(spares) + 2)] = await self._addresses.of(target.url)
                             headers[replica_header(len(spares) + 2)] = target.id

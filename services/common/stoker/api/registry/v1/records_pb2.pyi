@@ -368,6 +368,7 @@ class EngineInfo(Message):
     KIND_FIELD_NUMBER: int
     VERSION_FIELD_NUMBER: int
     MAX_NUM_SEQS_FIELD_NUMBER: int
+    DATA_PARALLEL_FIELD_NUMBER: int
     http_url: str
     """http://host:port of the OpenAI server."""
     block_size: int
@@ -384,6 +385,8 @@ class EngineInfo(Message):
     """Version the engine reports."""
     max_num_seqs: int
     """Requests it runs at once at most; 0 where unknown."""
+    data_parallel: int
+    """Data-parallel ranks, each with a KV cache of its own; 0 or 1 where there is one cache."""
     @property
     def model_names(self) -> RepeatedScalarFieldContainer[str]:
         """Names it answers to: the served model first, then its LoRA adapters."""
@@ -400,8 +403,9 @@ class EngineInfo(Message):
         kind: str = ...,
         version: str = ...,
         max_num_seqs: int = ...,
+        data_parallel: int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["block_size", b"block_size", "http_url", b"http_url", "kind", b"kind", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model_names", b"model_names", "tokenizer_sha256", b"tokenizer_sha256", "total_blocks", b"total_blocks", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: Literal["block_size", b"block_size", "data_parallel", b"data_parallel", "http_url", b"http_url", "kind", b"kind", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model_names", b"model_names", "tokenizer_sha256", b"tokenizer_sha256", "total_blocks", b"total_blocks", "version", b"version"]) -> None: ...
 
 @final
 class Replica(Message):

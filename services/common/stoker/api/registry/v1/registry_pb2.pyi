@@ -402,6 +402,7 @@ class ReplicaLoad(Message):
     RELAYED_FIELD_NUMBER: int
     TTFT_SUM_S_FIELD_NUMBER: int
     TTFT_COUNT_FIELD_NUMBER: int
+    RANKS_FIELD_NUMBER: int
     replica_id: str
     """The replica."""
     epoch: int
@@ -438,6 +439,10 @@ class ReplicaLoad(Message):
     """Sum of TTFT since the epoch began, seconds."""
     ttft_count: int
     """Count of TTFT since the epoch began."""
+    @property
+    def ranks(self) -> RepeatedCompositeFieldContainer[RankLoad]:
+        """Of a data-parallel replica: the load of each rank, in order; the other fields are those of all together."""
+
     def __init__(
         self,
         *,
@@ -459,9 +464,10 @@ class ReplicaLoad(Message):
         relayed: int | None = ...,
         ttft_sum_s: float | None = ...,
         ttft_count: int | None = ...,
+        ranks: Iterable[RankLoad] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: Literal["_active_tokens", b"_active_tokens", "_cache_hit_tokens", b"_cache_hit_tokens", "_cache_query_tokens", b"_cache_query_tokens", "_generation_tokens", b"_generation_tokens", "_kv_usage", b"_kv_usage", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_prompt_tokens", b"_prompt_tokens", "_queued_prefill_tokens", b"_queued_prefill_tokens", "_relayed", b"_relayed", "_requests", b"_requests", "_running", b"_running", "_ttft_count", b"_ttft_count", "_ttft_sum_s", b"_ttft_sum_s", "_waiting", b"_waiting", "active_tokens", b"active_tokens", "cache_hit_tokens", b"cache_hit_tokens", "cache_query_tokens", b"cache_query_tokens", "generation_tokens", b"generation_tokens", "kv_usage", b"kv_usage", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens", b"prompt_tokens", "queued_prefill_tokens", b"queued_prefill_tokens", "relayed", b"relayed", "requests", b"requests", "running", b"running", "ttft_count", b"ttft_count", "ttft_sum_s", b"ttft_sum_s", "waiting", b"waiting"]) -> bool: ...
-    def ClearField(self, field_name: Literal["_active_tokens", b"_active_tokens", "_cache_hit_tokens", b"_cache_hit_tokens", "_cache_query_tokens", b"_cache_query_tokens", "_generation_tokens", b"_generation_tokens", "_kv_usage", b"_kv_usage", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_prompt_tokens", b"_prompt_tokens", "_queued_prefill_tokens", b"_queued_prefill_tokens", "_relayed", b"_relayed", "_requests", b"_requests", "_running", b"_running", "_ttft_count", b"_ttft_count", "_ttft_sum_s", b"_ttft_sum_s", "_waiting", b"_waiting", "active_tokens", b"active_tokens", "age_ms", b"age_ms", "cache_hit_tokens", b"cache_hit_tokens", "cache_query_tokens", b"cache_query_tokens", "epoch", b"epoch", "generation_tokens", b"generation_tokens", "kv_usage", b"kv_usage", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens", b"prompt_tokens", "queued_prefill_tokens", b"queued_prefill_tokens", "relayed", b"relayed", "replica_id", b"replica_id", "requests", b"requests", "running", b"running", "sequence", b"sequence", "ttft_count", b"ttft_count", "ttft_sum_s", b"ttft_sum_s", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: Literal["_active_tokens", b"_active_tokens", "_cache_hit_tokens", b"_cache_hit_tokens", "_cache_query_tokens", b"_cache_query_tokens", "_generation_tokens", b"_generation_tokens", "_kv_usage", b"_kv_usage", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_prompt_tokens", b"_prompt_tokens", "_queued_prefill_tokens", b"_queued_prefill_tokens", "_relayed", b"_relayed", "_requests", b"_requests", "_running", b"_running", "_ttft_count", b"_ttft_count", "_ttft_sum_s", b"_ttft_sum_s", "_waiting", b"_waiting", "active_tokens", b"active_tokens", "age_ms", b"age_ms", "cache_hit_tokens", b"cache_hit_tokens", "cache_query_tokens", b"cache_query_tokens", "epoch", b"epoch", "generation_tokens", b"generation_tokens", "kv_usage", b"kv_usage", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens", b"prompt_tokens", "queued_prefill_tokens", b"queued_prefill_tokens", "ranks", b"ranks", "relayed", b"relayed", "replica_id", b"replica_id", "requests", b"requests", "running", b"running", "sequence", b"sequence", "ttft_count", b"ttft_count", "ttft_sum_s", b"ttft_sum_s", "waiting", b"waiting"]) -> None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_active_tokens", b"_active_tokens"]) -> Literal["active_tokens"] | None: ...
     @overload
@@ -492,6 +498,37 @@ class ReplicaLoad(Message):
     def WhichOneof(self, oneof_group: Literal["_waiting", b"_waiting"]) -> Literal["waiting"] | None: ...
 
 @final
+class RankLoad(Message):
+    """Load of one data-parallel rank, whose scheduler and KV cache are its own."""
+
+    DESCRIPTOR: Descriptor
+
+    ACTIVE_TOKENS_FIELD_NUMBER: int
+    QUEUED_PREFILL_TOKENS_FIELD_NUMBER: int
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: int
+    active_tokens: int
+    """Tokens held by running requests."""
+    queued_prefill_tokens: int
+    """Estimated prompt tokens waiting for prefill."""
+    prefill_tokens_per_s: float
+    """Measured prefill rate of uncached tokens while prefilling, tokens/s."""
+    def __init__(
+        self,
+        *,
+        active_tokens: int | None = ...,
+        queued_prefill_tokens: int | None = ...,
+        prefill_tokens_per_s: float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_active_tokens", b"_active_tokens", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_queued_prefill_tokens", b"_queued_prefill_tokens", "active_tokens", b"active_tokens", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queued_prefill_tokens", b"queued_prefill_tokens"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_active_tokens", b"_active_tokens", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_queued_prefill_tokens", b"_queued_prefill_tokens", "active_tokens", b"active_tokens", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queued_prefill_tokens", b"queued_prefill_tokens"]) -> None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_active_tokens", b"_active_tokens"]) -> Literal["active_tokens"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_prefill_tokens_per_s", b"_prefill_tokens_per_s"]) -> Literal["prefill_tokens_per_s"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_queued_prefill_tokens", b"_queued_prefill_tokens"]) -> Literal["queued_prefill_tokens"] | None: ...
+
+@final
 class DigestUpdate(Message):
     """KV blocks of a replica: a snapshot, or the changes since the sequence before."""
 
@@ -507,6 +544,7 @@ class DigestUpdate(Message):
     REMOVED_FIELD_NUMBER: int
     XOR_DIGEST_FIELD_NUMBER: int
     COUNT_FIELD_NUMBER: int
+    DP_RANK_FIELD_NUMBER: int
     replica_id: str
     """The replica."""
     epoch: int
@@ -531,6 +569,8 @@ class DigestUpdate(Message):
     """XOR of all keys of this tier after the update."""
     count: int
     """Number of keys of this tier after the update."""
+    dp_rank: int
+    """Data-parallel rank that holds them; each rank and tier is a series of its own."""
     def __init__(
         self,
         *,
@@ -544,8 +584,9 @@ class DigestUpdate(Message):
         removed: bytes = ...,
         xor_digest: int = ...,
         count: int = ...,
+        dp_rank: int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["added", b"added", "count", b"count", "epoch", b"epoch", "more", b"more", "removed", b"removed", "replica_id", b"replica_id", "sequence", b"sequence", "snapshot", b"snapshot", "tier", b"tier", "xor_digest", b"xor_digest"]) -> None: ...
+    def ClearField(self, field_name: Literal["added", b"added", "count", b"count", "dp_rank", b"dp_rank", "epoch", b"epoch", "more", b"more", "removed", b"removed", "replica_id", b"replica_id", "sequence", b"sequence", "snapshot", b"snapshot", "tier", b"tier", "xor_digest", b"xor_digest"]) -> None: ...
 
 @final
 class WatchRequest(Message):
@@ -684,6 +725,7 @@ class Dispatch(Message):
     PREFILL_TOKENS_FIELD_NUMBER: int
     KV_TOKENS_FIELD_NUMBER: int
     AGE_MS_FIELD_NUMBER: int
+    DP_RANK_FIELD_NUMBER: int
     replica_id: str
     """The replica."""
     epoch: int
@@ -698,6 +740,8 @@ class Dispatch(Message):
     """Tokens of KV that it will hold: prompt and expected output."""
     age_ms: int
     """Time since the dispatch when sent, at most 60,000 ms."""
+    dp_rank: int
+    """Data-parallel rank that it went to."""
     def __init__(
         self,
         *,
@@ -707,8 +751,9 @@ class Dispatch(Message):
         prefill_tokens: int = ...,
         kv_tokens: int = ...,
         age_ms: int = ...,
+        dp_rank: int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["age_ms", b"age_ms", "epoch", b"epoch", "keys", b"keys", "kv_tokens", b"kv_tokens", "prefill_tokens", b"prefill_tokens", "replica_id", b"replica_id"]) -> None: ...
+    def ClearField(self, field_name: Literal["age_ms", b"age_ms", "dp_rank", b"dp_rank", "epoch", b"epoch", "keys", b"keys", "kv_tokens", b"kv_tokens", "prefill_tokens", b"prefill_tokens", "replica_id", b"replica_id"]) -> None: ...
 
 @final
 class Dispatches(Message):
