@@ -16,7 +16,7 @@ from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.common import rpc
 from tests.support.agents import until
 from tests.support.etcd import EtcdServer
-from tests.support.fleet import Fleet, running_fleet
+from tests.support.fleet import Fleet, pid_on_port, running_fleet
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.fault
@@ -45,14 +45,6 @@ async def by_grpc(fleet: Fleet, request: inference_pb2.GenerateRequest) -> list[
 async def to_the_end(call: Any) -> None:
     while await call.read() is not grpc.aio.EOF:
         pass
-
-
-def pid_on_port(fleet: Fleet, port: int) -> int:
-    """The engine that serves HTTP there."""
-    for pid in fleet.agent.engine_pids():
-        if str(port) in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
-            return pid
-    raise AssertionError(f"no engine on port {port}")
 
 
 async def test_requests_go_on_with_etcd_and_registry_dead_and_the_view_heals_after(

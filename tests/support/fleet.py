@@ -54,6 +54,14 @@ async def assign(client: RegistryClient, node_id: str, replicas: int, engine_arg
     )
 
 
+def pid_on_port(fleet: Fleet, port: int) -> int:
+    """The engine that serves HTTP there."""
+    for pid in fleet.agent.engine_pids():
+        if str(port) in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+            return pid
+    raise AssertionError(f"no engine on port {port}")
+
+
 def all_ready(app: RouterApp, replicas: int) -> bool:
     """All replicas are ready, proven alike, and have told what they hold."""
     targets = app.view.targets.values()

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from stoker.common.ticket_keys import TicketKeysConfig
 from stoker.common.tls import ServerTlsConfig, TlsConfig
-from stoker.router.core import HealthConfig, RoutingConfig, TenantLimits
+from stoker.router.core import Continuation, HealthConfig, RoutingConfig, TenantLimits
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,13 @@ class LimitsConfig:
     idle_s: Annotated[
         float, Meta(description="between two pieces of a response, and for a reader to take one, seconds", gt=0)
     ] = 120.0
-    retries: Annotated[int, Meta(description="tries on other replicas before the first token", ge=0, le=10)] = 2
+    retries: Annotated[int, Meta(description="tries on other replicas, of one request", ge=0, le=10)] = 2
+    continuation: Annotated[
+        Continuation,
+        Meta(
+            description="answers that break off and go on at another replica: none, greedy ones, or sampled ones too"
+        ),
+    ] = "sampled"
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,10 @@ _Forbidden = msgspec.defstruct("_Forbidden", [("kv_cache_report_mode", Raw | Uns
 _Tokens = list[Annotated[int, Meta(ge=0)]]
 
 
+class Partly(dict[str, Any]):
+    """The fields of a body of which there are more."""
+
+
 def decode(raw: bytes) -> Mapping[str, Any]:
     """A body's fields. Where it is large and holds many values, only those that routing reads, and of these the
     costly ones as `msgspec.Raw`. Raises InvalidRequest where it is no JSON object.
@@ -93,9 +97,9 @@ def _few_values(raw: bytes) -> bool:
     return marks + sum(raw.count(mark, at) for mark in _MARKS) <= _DECODED_VALUES
 
 
-def _envelope(raw: bytes) -> dict[str, Any]:
+def _envelope(raw: bytes) -> Partly:
     envelope = msgspec.json.decode(raw, type=_Envelope)
-    fields = {}
+    fields = Partly()
     for name in _READ:
         value = getattr(envelope, name)
         if value is not UNSET:

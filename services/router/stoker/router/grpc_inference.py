@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -17,10 +17,12 @@ from google.protobuf.message import DecodeError, Message
 
 from stoker.api.inference.v1 import inference_pb2
 from stoker.common import rpc, tickets
-from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, StokerError
+from stoker.common.errors import Code, InvalidRequest, StokerError
 from stoker.router import metrics
 from stoker.router.channels import Channels
 from stoker.router.config import LimitsConfig
+from stoker.router.continuation import Continuations, Course
+from stoker.router.grpc_continuation import Silent, carried, fields_of
 from stoker.router.grpc_prompt import of_embed, of_generate, of_tokenize
 from stoker.router.plan import Plan
 from stoker.router.pools import Pool, Target
@@ -46,10 +48,6 @@ _FINISHED = inference_pb2.GenerateResponse(finished=inference_pb2.Finished()).Se
 _Stream = grpc.aio.UnaryStreamCall[bytes, bytes]
 
 
-class _Silent(DeadlineExceeded):
-    """The engine, not the caller, ran out of time."""
-
-
 class _Placed(Protocol):
     """A request that names its replica."""
 
@@ -71,6 +69,7 @@ class InferenceServer:
         self._router = router
         self._channels = channels
         self._limits = limits
+        self._continuations = Continuations(router, limits.continuation, limits.retries)
         self._ending: set[_Stream] = set()
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -99,35 +98,38 @@ class InferenceServer:
         request = _parse(inference_pb2.GenerateRequest, raw)
         request.request_id = request.request_id[:128] or secrets.token_hex(16)
         with _accounted("grpc_generate") as account, self._router.admit():
-            plan = await self._plan(of_generate(request, raw), context)
-            async for message in self._generated(plan, request, context, account):
+            asked = of_generate(request, raw)
+            plan = await self._plan(asked, context)
+            answer = self._continuations.begin(asked, plan, fields_of(request), plan.pool.max_output_tokens)
+            course = Course(self._router.clock()) if answer is None else answer.course
+            leg = functools.partial(self._generated, context=context, account=account, course=course)
+            whole = leg(plan, request) if answer is None else carried(self._continuations, answer, request, leg)
+            async for message in whole:
                 yield message
             account.outcome = "ok"
 
     async def _generated(
-        self, plan: Plan, request: inference_pb2.GenerateRequest, context: Context, account: _Account
-    ) -> AsyncIterator[bytes]:
-        tried: frozenset[str] = frozenset()
-        since = self._router.clock()
+        self, plan: Plan, request: inference_pb2.GenerateRequest, context: Context, account: _Account, course: Course
+    ) -> AsyncGenerator[bytes, None]:
         while True:
-            with await self._router.board(plan, request.request_id, tried, since=since) as flight:
+            with await self._router.board(plan, request.request_id, course.avoided, since=course.since) as flight:
                 decided = flight.decided
-                request.replica_id = decided.target.record.replica_id
+                course.serving, request.replica_id = decided.target.id, decided.target.record.replica_id
                 call = self._channels.stream(decided.target.record.agent_endpoint, f"/{SERVICE}/Generate")(
                     request.SerializeToString(),
-                    timeout=self._time_left(context, since),
+                    timeout=self._time_left(context, course.since),
                     metadata=self._shown(context, decided.target),
                 )
                 started: bytes | None = None
                 flowing = finished = False
                 try:
-                    while not finished and (message := await self._next(call, flight, flowing, tried)) is not None:
+                    while not finished and (message := await self._next(call, flight, flowing, course)) is not None:
                         if started is None:
                             # Held back until output follows: until then another replica can still take over.
                             started = _started(message, request.request_id, decided)
                             continue
                         if not flowing:
-                            flowing = True
+                            flowing = course.flowing = True
                             flight.first_token()
                             account.first_token()
                             yield started
@@ -136,14 +138,14 @@ class InferenceServer:
                     if not flowing and started is not None:
                         yield started
                     flight.served()
-                except _Silent:
+                except Silent:
                     flight.faulted()
                     if not flight.moved:
                         raise
                 except grpc.aio.AioRpcError as error:
                     failure = rpc.error_from(error)
                     self._blame(flight, failure, context)
-                    if flowing or not self._may_retry(failure, tried):
+                    if flowing or not self._may_retry(failure, course.tried):
                         raise failure from error
                 else:
                     return
@@ -152,19 +154,20 @@ class InferenceServer:
                         self._last_words(call)
                     else:
                         call.cancel()
-            tried |= decided.target.siblings
+            course.tried |= decided.target.siblings
 
-    async def _next(self, call: _Stream, flight: Flight, flowing: bool, tried: frozenset[str]) -> bytes | None:
-        """The agent's next message, None at the end. Raises _Silent when the engine says nothing for too long."""
+    async def _next(self, call: _Stream, flight: Flight, flowing: bool, course: Course) -> bytes | None:
+        """The agent's next message, None at the end. Raises Silent when the engine says nothing for too long."""
         seconds = self._limits.idle_s if flowing else self._limits.first_byte_s
         try:
             async with asyncio.timeout(seconds) as until:
                 if not flowing:
-                    flight.movable(until, tried, functools.partial(self._retry_allowed, tried))
+                    may_retry = functools.partial(self._retry_allowed, course.tried)
+                    flight.movable(until, course.avoided, may_retry)
                 message = await call.read()
         except TimeoutError:
             target = flight.decided.target
-            raise _Silent(f"replica {target.id} said nothing for {seconds:g} s; ask again") from None
+            raise Silent(f"replica {target.id} said nothing for {seconds:g} s; ask again") from None
         return message if isinstance(message, bytes) else None
 
     def _last_words(self, call: _Stream) -> None:
@@ -319,10 +322,13 @@ class _Account:
         self._api = api
         self._clock = clock
         self._arrived = clock()
+        self._told = False
         self.outcome = "failed"
 
     def first_token(self) -> None:
-        metrics.of(metrics.TTFT, self._api).observe(self._clock() - self._arrived)
+        if not self._told:
+            metrics.of(metrics.TTFT, self._api).observe(self._clock() - self._arrived)
+        self._told = True
 
     def __enter__(self) -> _Account:
         return self

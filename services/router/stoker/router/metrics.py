@@ -39,6 +39,9 @@ QUEUE_WAIT = Histogram(
     "stoker_router_queue_wait_seconds", "Wait for a replica with room, of those that had to.", buckets=_SECONDS
 )
 RETRIES = Counter("stoker_router_retries_total", "Tries on another replica.", ["result"])  # taken, no_budget
+CONTINUATIONS = Counter(
+    "stoker_router_continuations_total", "Answers that broke off, by whether another replica went on.", ["result"]
+)  # result: continued, refused, no_tokens, too_long, reasoning, tool_calls, choices, unproved, unlike, no_room_left
 TOKENIZE = Histogram(
     "stoker_router_tokenize_seconds", "Rendering, tokenizing and hashing a prompt.", ["where"],
     buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1),

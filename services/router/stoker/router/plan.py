@@ -115,6 +115,23 @@ class Planner:
             output_bounded=prompt.max_output_tokens is not None,
         )
 
+    async def said(
+        self, prompt: Prompt, pool: Pool, tokens: Sequence[int], *, skip_special_tokens: bool
+    ) -> tuple[list[int], list[str]] | None:
+        """The tokens of a prompt, and the text that each token said after it adds; None where they cannot be had."""
+
+        def read() -> tuple[list[int], list[str]] | None:
+            tokenizer = self._tokenizers.get(pool.tokenizer_sha256)
+            try:
+                lists = tokens_of(prompt, tokenizer, pool.max_model_len)
+                if tokenizer is None or lists is None or len(lists) != 1:
+                    return None
+                return list(lists[0]), tokenizer.pieces(lists[0], tokens, skip_special_tokens=skip_special_tokens)
+            except (NotRendered, InvalidRequest, ValueError):
+                return None
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, read)
+
     async def _read(self, prompt: Prompt, pool: Pool, adapter: str) -> _Read:
         tokenizer = self._tokenizers.get(pool.tokenizer_sha256)
         started = time.perf_counter()

@@ -201,6 +201,13 @@ class Router:
         request = replace(plan.request, **changes) if changes else plan.request
         return replace(plan, request=request, pinned=pinned) if changes or pinned else plan
 
+    async def replan(self, plan: Plan, asked: Asked) -> Plan:
+        """Plan the rest of a request that was planned before: same caller, who has paid for it."""
+        rest = await self.planner.plan(asked, plan.pool, plan.request.adapter, plan.policy)
+        whole = plan.request
+        request = replace(rest.request, tenant=whole.tenant, priority=whole.priority, weight=whole.weight)
+        return replace(rest, request=request)
+
     def _policy_of(self, wanted: str) -> str:
         if not wanted or wanted == self._policy:
             return self._policy

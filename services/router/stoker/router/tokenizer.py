@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from stoker.common.errors import StokerError
 from stoker.router.render import ChatTemplate, Conversation, NotRendered
@@ -47,6 +48,17 @@ class ModelTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
         return self._encoder.encode(text, add_special_tokens=add_special_tokens)
+
+    def pieces(self, prompt: Sequence[int], tokens: Sequence[int], *, skip_special_tokens: bool = True) -> list[str]:
+        """The text that each of `tokens` adds behind `prompt`, as an engine streams it.
+
+        A token that only begins a character adds nothing; the one that ends it adds it. Raises ValueError.
+        """
+        stream = DecodeStream(list(prompt), skip_special_tokens)
+        try:
+            return [stream.step(self._tokenizer, token) or "" for token in tokens]
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"these tokens have no text: {error}") from error
 
     def render(self, conversation: Conversation) -> str:
         """A conversation as prompt text. Raises NotRendered."""

@@ -37,6 +37,7 @@ from stoker.router.core.index import BlockIndex
 from stoker.router.core.limits import TenantLimits, TenantMeter
 from stoker.router.core.load import LoadLedger
 from stoker.router.core.ring import Ring
+from stoker.router.core.seam import Continuation, Said, Seam, Stops, obstacle, seam
 from stoker.router.core.speculation import Speculation
 from stoker.router.core.values import (
     Candidate,
@@ -61,6 +62,7 @@ __all__ = [
     "AdmissionQueue",
     "BlockIndex",
     "Candidate",
+    "Continuation",
     "Decision",
     "Delta",
     "Dispatched",
@@ -78,12 +80,17 @@ __all__ = [
     "Ring",
     "Role",
     "RoutingConfig",
+    "Said",
+    "Seam",
     "Snapshot",
     "Speculation",
+    "Stops",
     "Sync",
     "TenantLimits",
     "TenantMeter",
     "Tier",
     "alternatives",
     "decide",
+    "obstacle",
+    "seam",
 ]

@@ -70,9 +70,9 @@ async def _stream(
     await stream.open()
     for index in range(wanted.n):
         first: dict[str, Any] = {"role": "assistant", "content": ""}
-        await stream.send(
-            {**head, "choices": [{"index": index, "delta": first, "logprobs": None, "finish_reason": None}]}
-        )
+        opened = [{"index": index, "delta": first, "logprobs": None, "finish_reason": None}]
+        prompt = call.requests[0].prompt if wanted.token_ids else None
+        await stream.send({**head, "choices": opened, "prompt_token_ids": prompt})
     generated, named = 0, set[int]()
     async for delta in generate.deltas(engine, tokenizer, call, wanted):
         generated += 1
@@ -89,6 +89,7 @@ async def _stream(
             "logprobs": _logprobs(tokenizer, [delta], wanted.logprobs),
             "finish_reason": _reason(delta.finish_reason, answer),
             "stop_reason": delta.stop_reason,
+            "token_ids": [delta.token] if wanted.token_ids else None,
         }]})  # fmt: skip
     if wanted.include_usage:
         told = generate.usage(call, generated, 1, details=engine.config.prompt_tokens_details)

@@ -36,13 +36,15 @@ async def handle(http: web.Request, engine: SimEngine, tokenizer: Tokenizer) -> 
             generated, offsets, begun = 0, [0] * len(call.requests), set[int]()
             async for delta in generate.deltas(engine, tokenizer, call, wanted):
                 generated += 1
-                text = delta.text
+                text, prompt = delta.text, None
                 if delta.index not in begun:
                     begun.add(delta.index)
                     text = echo[delta.index // wanted.n] + text
+                    prompt = call.requests[delta.index].prompt if wanted.token_ids else None
                 shown = _logprobs(tokenizer, [delta], wanted.logprobs, offsets[delta.index])
                 offsets[delta.index] += len(delta.text)
-                await stream.send({**head, "choices": [_choice(delta, text, shown)]})
+                ids = {"prompt_token_ids": prompt, "token_ids": [delta.token] if wanted.token_ids else None}
+                await stream.send({**head, "choices": [{**_choice(delta, text, shown), **ids}]})
             if wanted.include_usage:
                 told = generate.usage(call, generated, len(prompts), details=config.prompt_tokens_details)
                 await stream.send({**head, "choices": [], "usage": told})

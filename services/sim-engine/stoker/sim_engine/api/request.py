@@ -51,6 +51,8 @@ class Sampling:
     salt: str | None
     priority: int
     seed: int
+    token_ids: bool
+    """Token ids are wanted beside the text."""
 
 
 async def body_of(request: web.Request) -> dict[str, Any]:
@@ -117,6 +119,7 @@ def sampling(body: Mapping[str, Any], config: SimConfig, *, chat: bool, limit_fi
         salt=salt,
         priority=_integer(body, "priority", 0) or 0,
         seed=0 if greedy else given_seed if given_seed is not None else text.mix(time.monotonic_ns()),
+        token_ids=body.get("return_token_ids") is True,
     )
 
 
