@@ -17,6 +17,7 @@ from stoker.planner import server as planner
 from stoker.registry import server as registry
 from stoker.router import grpc_inference
 from stoker.router import server as router
+from stoker.router.config import LimitsConfig
 from stoker.scaler import server as scaler
 
 SERVERS = (node_agent, planner, registry, router, scaler)
@@ -63,7 +64,8 @@ def handled() -> set[str]:
     """The methods that the router, which relays bytes, serves by handlers of its own."""
     given: list[grpc.GenericRpcHandler] = []
     server: Any = SimpleNamespace(add_generic_rpc_handlers=given.extend)
-    grpc_inference.InferenceServer(*[None] * 3).add_to(server)  # type: ignore[arg-type] # nothing is called
+    nobody: Any = None  # nothing is called
+    grpc_inference.InferenceServer(nobody, nobody, LimitsConfig()).add_to(server)
     methods = described()[grpc_inference.SERVICE]
     calls: dict[str, Any] = {name: SimpleNamespace(method=f"/{grpc_inference.SERVICE}/{name}") for name in methods}
     return {name for name, call in calls.items() if any(handler.service(call) for handler in given)}
