@@ -35,7 +35,7 @@ class Course:
     serving: str = ""
     """The replica that serves now; empty before there is one."""
     flowing: bool = False
-    """Something of the answer has gone out."""
+    """That replica has said something."""
 
     @property
     def avoided(self) -> frozenset[str]:

@@ -46,6 +46,7 @@ async def carried(
             if rest is None:
                 raise failure
             plan, request = rest.plan, _again(request, rest)
+        course.flowing = False
         try:
             async with contextlib.aclosing(leg(plan, request)) as messages:
                 async for message in messages:
@@ -57,9 +58,10 @@ async def carried(
                 else:
                     return
         except StokerError as error:
-            failure = failure if failure is not None and not course.serving else error
+            # What broke the answer off is told, not what became of trying to go on.
+            failure = error if course.flowing or failure is None else failure
             broken = error.code is Code.UNAVAILABLE or isinstance(error, Silent)
-            if not (broken and course.flowing and course.serving):
+            if not (broken and course.serving and (course.flowing or rest is not None)):
                 raise failure from error
     prompt_tokens = rest.prompt_tokens if rest is not None else await continuations.prompt_tokens(answer)
     if prompt_tokens is None:
