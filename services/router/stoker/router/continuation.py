@@ -110,7 +110,8 @@ class Continuations:
         """
         course = answer.course
         failed, course.serving = course.serving, ""
-        course.tried |= {failed}
+        target = self._router.view.targets.get(failed)
+        course.tried |= {failed} if target is None else target.siblings
         why, rest = answer.said.broken, None
         if not why and len(course.tried) > self._retries:
             why = "refused"
