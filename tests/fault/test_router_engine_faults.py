@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import aiohttp
+import aiohttp.web
 import pytest
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiohttp import HttpVersion11
 
 from stoker.common.errors import Code, DeadlineExceeded, Exhausted
 from stoker.router.intake import Intake
@@ -36,6 +35,10 @@ class Content:
         self._ended = True
         self.feed(last)
 
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
     def at_eof(self) -> bool:
         return self._ended and not self._pieces
 
@@ -47,7 +50,7 @@ class Content:
 
 
 def request(content: Content) -> Any:
-    return SimpleNamespace(content=content, content_length=None, version=HttpVersion11, headers={})
+    return SimpleNamespace(content=content, content_length=None, invite=lambda: None)
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
-from aiohttp import web
 
 from stoker.api.router.v1 import router_pb2_grpc
 from stoker.common import metrics as exposition
@@ -27,6 +26,7 @@ from stoker.router.config import RouterConfig
 from stoker.router.envoy.endpoint import EnvoyEndpoint
 from stoker.router.grpc_inference import InferenceServer
 from stoker.router.http import OpenAIServer
+from stoker.router.http_server import HttpServer
 from stoker.router.listening import listen
 from stoker.router.parity import ParityProbe
 from stoker.router.picking.endpoint import PickEndpoint
@@ -46,6 +46,8 @@ log = structlog.get_logger(__name__)
 _HOUSEKEEPING_S = 0.5
 _CLIENT_KEEPALIVE_S = 75.0
 _ON_ITS_WAY_S = 2.0
+_CONNECTIONS_PER_REQUEST = 4
+"""Clients keep idle ones."""
 
 
 class RouterApp:
@@ -145,6 +147,7 @@ class RouterApp:
     async def stop(self) -> None:
         """NOT_SERVING, drain, stop."""
         self.router.draining = True
+        self._requests.retire()
         await self.rpc.set_serving(False)
         self.picks.close()  # their tokens do not come this way
         try:
@@ -165,7 +168,7 @@ class RouterApp:
         if self.pick_http is not None:
             self.pick_http.close()
         self.picks.close()
-        await self._requests.shutdown(timeout=1.0)
+        await self._requests.close()
         await self.rpc.stop(0.5)
         await self._announcing.close()
         await self.checks.close()
@@ -176,13 +179,10 @@ class RouterApp:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _listen(self) -> asyncio.Server:
-        self._requests = web.Server(
+        self._requests = HttpServer(
             self._openai.handle,
-            handler_cancellation=True,  # a client that goes takes its work in the engine with it
-            access_log=None,
-            keepalive_timeout=_CLIENT_KEEPALIVE_S,
-            max_field_size=32 * 1024,
-            max_line_size=16 * 1024,
+            keepalive_s=_CLIENT_KEEPALIVE_S,
+            max_connections=_CONNECTIONS_PER_REQUEST * self.config.limits.max_in_flight,
         )
         return await listen(
             "listen.http",
@@ -203,6 +203,7 @@ class RouterApp:
         self.picks.sweep()
         if self.pick_http is not None:
             self.pick_http.sweep()
+        self._requests.sweep()
         self.router.confirmations.check(time.monotonic())
         self._announcing.measure()
         metrics.IN_FLIGHT.set(self.router.in_flight)

@@ -15,10 +15,8 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import aiohttp
 import msgspec
 import structlog
-from aiohttp import web
 
 from stoker.common import otel
 from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, NotFound, StokerError, Unavailable
@@ -26,8 +24,9 @@ from stoker.common.http1 import Exchange
 from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
 from stoker.router.decode import SMALL, decode
+from stoker.router.http_messages import Answer, Request, Response
 from stoker.router.intake import Intake
-from stoker.router.openai_errors import MethodNotAllowed
+from stoker.router.openai_errors import MethodNotAllowed, TooLarge
 from stoker.router.plan import Plan
 from stoker.router.pools import Pool
 from stoker.router.prompt import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TOKENIZE, Asked, read
@@ -62,7 +61,7 @@ class OpenAIServer:
         self._intake = Intake(limits.max_body_bytes, limits.max_in_flight)
         self._responses: OrderedDict[str, str] = OrderedDict()  # stored response → replica that holds it
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: Request) -> Answer:
         """One HTTP request."""
         if request.method in ("GET", "HEAD"):
             answer = self._local(request.path)
@@ -79,7 +78,7 @@ class OpenAIServer:
         finally:
             metrics.of(metrics.REQUESTS, call.api, call.outcome).inc()
 
-    async def _guarded(self, call: Call) -> web.StreamResponse:
+    async def _guarded(self, call: Call) -> Answer:
         try:
             with otel.span(call.api, call.request.headers) as span:
                 answer = await self._routed(call)
@@ -87,15 +86,15 @@ class OpenAIServer:
                 return answer
         except StokerError as error:
             call.outcome = metrics.outcome_of(error)
-            return openai_errors.response(error, {"x-request-id": call.request_id})
-        except (ConnectionResetError, aiohttp.ClientConnectionResetError):
+            return _refusal(error, {"x-request-id": call.request_id})
+        except ConnectionResetError:
             call.outcome = "cancelled"
             raise
         except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
             internal = internal_error("http.internal_error", call.request.path, error)
-            return openai_errors.response(internal, {"x-request-id": call.request_id})
+            return _refusal(internal, {"x-request-id": call.request_id})
 
-    async def _routed(self, call: Call) -> web.StreamResponse:
+    async def _routed(self, call: Call) -> Answer:
         request = call.request
         stored = _STORED_RESPONSE.fullmatch(request.path)
         if stored is not None:
@@ -122,7 +121,7 @@ class OpenAIServer:
             return await self._serve(call, plan, raw)
 
     @contextlib.asynccontextmanager
-    async def _admitted(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
+    async def _admitted(self, request: Request) -> AsyncIterator[bytes]:
         """The body of a request that is let in. Who is slow to send it takes no place meanwhile."""
         self._router.admit()  # what has no chance need not send its body
         async with self._intake.body(request) as raw:
@@ -131,7 +130,7 @@ class OpenAIServer:
 
     # --- sending -------------------------------------------------------------------------------------------
 
-    async def _serve(self, call: Call, plan: Plan, raw: bytes) -> web.StreamResponse:
+    async def _serve(self, call: Call, plan: Plan, raw: bytes) -> Answer:
         """Try replicas until one answers; nothing has gone to the client before that."""
         headers = request_headers(call.request.headers, call.request_id)
         tried: frozenset[str] = frozenset()
@@ -143,7 +142,7 @@ class OpenAIServer:
                 may_retry = functools.partial(self._may_retry, tried)
                 try:
                     named = {**headers, **decided.target.headers}
-                    opened = relay.open(self._engines, call.request.path_qs, raw, named, tried, may_retry)
+                    opened = relay.open(self._engines, call.request.target, raw, named, tried, may_retry)
                     async with opened as upstream:
                         if upstream.status not in _RETRIED_STATUSES or not self._may_retry(tried):
                             return await self._relayed(call, relay, upstream, flight)
@@ -180,7 +179,7 @@ class OpenAIServer:
                 raise self._all_failed(plan, tried) from None
             raise
 
-    async def _relayed(self, call: Call, relay: Relay, upstream: Exchange, flight: Flight) -> web.StreamResponse:
+    async def _relayed(self, call: Call, relay: Relay, upstream: Exchange, flight: Flight) -> Answer:
         answer = await relay.run(upstream)
         call.outcome = flight.answered(upstream.status)
         if call.outcome == "ok":
@@ -220,7 +219,7 @@ class OpenAIServer:
             if len(self._responses) > _RESPONSES_KEPT:
                 self._responses.popitem(last=False)
 
-    async def _stored(self, call: Call, response_id: str) -> web.StreamResponse:
+    async def _stored(self, call: Call, response_id: str) -> Answer:
         target = self._router.view.targets.get(self._holder(response_id))
         if target is None:
             raise NotFound(f"response {response_id} is not known to this router: only the one that answered knows it")
@@ -229,7 +228,7 @@ class OpenAIServer:
         async with self._admitted(call.request) as body:
             try:
                 async with asyncio.timeout(self._limits.idle_s):
-                    url = target.url + call.request.path_qs
+                    url = target.url + call.request.target
                     async with await self._engines.call(call.request.method, url, body, headers) as upstream:
                         content = await upstream.read()
             except TimeoutError:
@@ -237,17 +236,17 @@ class OpenAIServer:
                     f"replica {target.id} did not answer within {self._limits.idle_s:g} s (limits.idle_s)"
                 ) from None
         call.outcome = "ok" if upstream.status < 400 else "client_error"
-        return web.Response(status=upstream.status, body=content, content_type=upstream.content_type)
+        return Response(upstream.status, content, {"content-type": upstream.content_type})
 
     # --- answered here -------------------------------------------------------------------------------------
 
-    def _local(self, path: str) -> web.Response | None:
+    def _local(self, path: str) -> Response | None:
         view = self._router.view
         if path == "/health":
-            return web.Response(text="ok")
+            return _text(200, b"ok")
         if path == "/ready":
             ready = view.synced and not self._router.draining
-            return web.Response(status=200 if ready else 503, text="ready" if ready else "not ready")
+            return _text(200, b"ready") if ready else _text(503, b"not ready")
         if path == "/v1/models":
             cards = [self._card(pool, name) for pool in view.pools.values() for name in (pool.model, *pool.adapters)]
             return _json({"object": "list", "data": cards})
@@ -255,7 +254,7 @@ class OpenAIServer:
             try:
                 pool, adapter = view.resolve(path.removeprefix("/v1/models/"))
             except StokerError as error:
-                return openai_errors.response(error, {})
+                return _refusal(error)
             return _json(self._card(pool, adapter or pool.model))
         return None
 
@@ -312,5 +311,19 @@ def no_room_in_time() -> DeadlineExceeded:
     )
 
 
-def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+def _refusal(error: StokerError, own: Mapping[str, str] | None = None) -> Response:
+    """An error as a response; `own` are headers beside those of the error."""
+    answer = Response(
+        openai_errors.status(error), openai_errors.body(error), {**(own or {}), **openai_errors.headers(error)}
+    )
+    if isinstance(error, TooLarge):
+        answer.force_close()  # the rest of the body is not read
+    return answer
+
+
+def _text(status: int, text: bytes) -> Response:
+    return Response(status, text, {"content-type": "text/plain"})
+
+
+def _json(value: object) -> Response:
+    return Response(200, msgspec.json.encode(value), {"content-type": "application/json"})

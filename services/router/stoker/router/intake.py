@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from aiohttp import HttpVersion11, web
-
 from stoker.common.errors import DeadlineExceeded, Exhausted, StokerError
+from stoker.router.http_messages import Request
 from stoker.router.openai_errors import TooLarge
 
 BODY_S = 60.0
@@ -44,7 +43,7 @@ class Intake:
         self.held_bytes = 0
 
     @contextlib.asynccontextmanager
-    async def body(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
         """A request's whole body; its bytes count until the block is left.
 
         Raises TooLarge, DeadlineExceeded (it was slow), and Exhausted where nobody else could give way.
@@ -58,14 +57,18 @@ class Intake:
         finally:
             self.held_bytes -= body.size
 
-    async def _take(self, request: web.BaseRequest, body: _Arriving) -> bytes:
+    async def _take(self, request: Request, body: _Arriving) -> bytes:
+        if request.content.ended:  # most bodies come with their heads
+            raw = await request.content.readany()
+            self._count(body, len(raw))
+            return raw
         pieces = []
         if len(self._arriving) >= self._max_bodies:
             self._gives_way(next(iter(self._arriving)))
         self._arriving[body] = None
         try:
             async with body.clock:
-                await _invite(request)
+                request.invite()
                 while not request.content.at_eof():
                     piece = await request.content.readany()
                     self._count(body, len(piece))
@@ -113,10 +116,3 @@ def bodies_full(limit: int) -> Exhausted:
         reason="TOO_MANY_REQUESTS",
         retry_after_s=1.0,
     )
-
-
-async def _invite(request: web.BaseRequest) -> None:
-    """Answer a client that waits for leave to send its body."""
-    if request.version >= HttpVersion11 and request.headers.get("expect", "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # nothing of the response itself went out

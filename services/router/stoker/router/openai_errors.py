@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import msgspec
-from aiohttp import web
 
 from stoker.common.errors import Code, StokerError
 
@@ -82,11 +81,3 @@ def headers(error: StokerError) -> dict[str, str]:
     if isinstance(error, MethodNotAllowed):
         values["Allow"] = error.allowed
     return values
-
-
-def response(error: StokerError, own: dict[str, str]) -> web.Response:
-    """The whole response; `own` are headers beside those of the error."""
-    answer = web.Response(status=status(error), body=body(error), headers={**own, **headers(error)})
-    if isinstance(error, TooLarge):
-        answer.force_close()  # the rest of the body is not read
-    return answer

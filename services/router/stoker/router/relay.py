@@ -8,12 +8,11 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from aiohttp import web
-
 from stoker.common.errors import StokerError
 from stoker.common.http1 import Broken, Exchange
 from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
+from stoker.router.http_messages import Answer, Request, Response, StreamResponse
 from stoker.router.prompt import RESPONSES
 from stoker.router.routing import Decided, Flight
 from stoker.router.upstream import EngineFailed, Engines, failed, response_headers
@@ -29,7 +28,7 @@ _HEAD_BYTES = 4096
 class Call:
     """One request of a client. `arrived` and `deadline` are in seconds of the event loop's clock."""
 
-    request: web.BaseRequest
+    request: Request
     request_id: str
     api: str
     arrived: float
@@ -54,7 +53,7 @@ class Relay:
         self._limits = limits
         self._events = False
         self._token_seen = False
-        self._out: web.StreamResponse | None = None
+        self._out: Answer | None = None
         self._tail = b""
         self._timeout: asyncio.Timeout | None = None
 
@@ -102,7 +101,7 @@ class Relay:
         if not 0 <= until - (self._timeout.when() or 0.0) <= seconds / 100:
             self._timeout.reschedule(until)
 
-    async def run(self, upstream: Exchange) -> web.StreamResponse:
+    async def run(self, upstream: Exchange) -> Answer:
         """Pass the response on to its end. Raises EngineFailed where the engine breaks off."""
         chunk = await _next(upstream)
         metrics.of(metrics.TTFT, self._call.api).observe(asyncio.get_running_loop().time() - self._call.arrived)
@@ -115,9 +114,7 @@ class Relay:
         if not self._call.stream or upstream.status >= 400:
             return await self._whole(upstream, chunk, headers)
         self._events = upstream.content_type == "text/event-stream"
-        out = web.StreamResponse(status=upstream.status, headers=headers)
-        await self._send(out.prepare(self._request))
-        self._out = out
+        self._out = out = StreamResponse(self._request, upstream.status, headers)
         held = b""
         while chunk:
             self._allow(self._limits.idle_s)
@@ -146,7 +143,7 @@ class Relay:
         await sending
         self.reader_late = False
 
-    async def _pass(self, out: web.StreamResponse, chunk: bytes) -> bytes:
+    async def _pass(self, out: StreamResponse, chunk: bytes) -> bytes:
         """Write whole events only, so that a break never leaves half of one; returns what is held back."""
         held = b""
         if self._events and not chunk.endswith(_EVENT_END) and len(chunk) < self._limits.max_body_bytes:
@@ -157,7 +154,7 @@ class Relay:
             await self._send(out.write(chunk))
         return held
 
-    async def _whole(self, upstream: Exchange, chunk: bytes, headers: dict[str, str]) -> web.StreamResponse:
+    async def _whole(self, upstream: Exchange, chunk: bytes, headers: dict[str, str]) -> Answer:
         """A response that is no stream is short: it is collected, so that a break can still be retried."""
         chunks = [chunk]
         while chunk:
@@ -167,19 +164,17 @@ class Relay:
         body = b"".join(chunks)
         self._tail = body
         self._stop_if_moved()
-        out = web.Response(status=upstream.status, body=body, headers=headers)
-        await self._send(out.prepare(self._request))
-        self._out = out
+        self._out = out = Response(upstream.status, body, headers)
         self._allow(self._limits.idle_s)
-        await self._send(out.write_eof())
+        await self._send(out.send(self._request))
         return out
 
-    async def interrupted(self, error: StokerError) -> web.StreamResponse:
+    async def interrupted(self, error: StokerError) -> Answer:
         """Say in the stream that it broke off, then end it; where that cannot be said, cut the connection."""
         out = self._out
         assert out is not None  # noqa: S101
         said = False
-        if self._events and not self.reader_late:
+        if self._events and not self.reader_late and isinstance(out, StreamResponse):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.idle_s):
                     await out.write(openai_errors.event(error))
@@ -188,9 +183,7 @@ class Relay:
         # A response that ended properly leaves its connection usable: closing it would fail the client's next
         # request, which may be on its way already.
         if not said:
-            out.force_close()
-            if self._request.transport is not None:
-                self._request.transport.abort()
+            self._request.connection.abort()
         return out
 
     def count_usage(self) -> None:
