@@ -64,6 +64,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     group = parser.add_argument_group("speed")
     add = group.add_argument
     add("--prompt-bytes", type=int, action="append", help="once per size; default: 2000 and 100000")
+    add("--fresh", action="store_true", help="no prompt comes twice; default: each was asked once before")
     add("--seconds", type=float, default=3.0, help="length of a reading at 64 clients; half of it at one")
     asked = parser.parse_args(argv)
     for part in asked.peer:
@@ -141,6 +142,7 @@ class Run:
                 seconds=asked.seconds,
                 seed=asked.seed,
                 say=self._say,
+                fresh=asked.fresh,
             )
 
     async def _envoy(self) -> Path:

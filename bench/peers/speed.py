@@ -30,7 +30,6 @@ from stoker.router.envoy.bootstrap import bootstrap
 
 MANY = 64
 _MARGIN_S = 90.0
-_WARM_S = 1.0
 _MODEL = "tiny"
 _ENGINES = 4
 
@@ -124,27 +123,37 @@ async def _router(backends: Backends, site: Site, name: str, more: dict[str, str
 
 
 async def measure(
-    runners: Sequence[Runner], sizes: Sequence[int], *, rounds: int, seconds: float, seed: int, say: Say
+    runners: Sequence[Runner],
+    sizes: Sequence[int],
+    *,
+    rounds: int,
+    seconds: float,
+    seed: int,
+    say: Say,
+    fresh: bool = False,
 ) -> list[Speed]:
-    """All runners at each prompt size, in turns, medians over rounds."""
+    """All runners at each prompt size, in turns, medians over rounds. `fresh`: no prompt comes twice."""
     times = {(runner.name, size): Times() for runner in runners for size in sizes}
     by_name = {runner.name: runner for runner in runners}
     for size in sizes:
         for number in range(rounds):
             for name in order(list(by_name), number):
                 say(f"speed, {size} bytes, {name}, round {number + 1}/{rounds}")
-                await _round(by_name[name], times[name, size], size, seconds, seed, first=number == 0)
+                await _round(by_name[name], times[name, size], size, seconds, seed, first=number == 0, fresh=fresh)
     return [_speed(by_name[name], size, found) for (name, size), found in times.items()]
 
 
-async def _round(runner: Runner, times: Times, size: int, seconds: float, seed: int, *, first: bool) -> None:
+async def _round(
+    runner: Runner, times: Times, size: int, seconds: float, seed: int, *, first: bool, fresh: bool
+) -> None:
     if times.failure:
         return
-    many = Job(runner.url, runner.path, _MODEL, size, MANY, seconds, seed, runner.token_ids)
+    many = Job(runner.url, runner.path, _MODEL, size, MANY, seconds, seed, runner.token_ids, fresh=fresh)
     one = replace(many, clients=1, seconds=seconds / 2)
     try:
-        if first:
-            await _read(replace(many, seconds=_WARM_S))
+        if first and not fresh:
+            # Whatever a router remembers of prompts, it has seen each of these when it is measured.
+            await _read(replace(many, once=True))
         times.many.append(await _read(many))
         times.one.append(await _read(one))
     except NotRunnable as error:

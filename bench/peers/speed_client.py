@@ -12,9 +12,10 @@ import json
 import random
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import uvloop
@@ -42,6 +43,10 @@ class Job:
     seed: int = 0
     token_ids: bool = False
     """Send token ids, as a service that only decides wants them, instead of text."""
+    once: bool = False
+    """Ask every prompt of the pool once instead, however long that takes."""
+    fresh: bool = False
+    """No prompt comes twice: each request's own part is its own."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +92,35 @@ def requests(job: Job) -> list[bytes]:
     return made
 
 
+class Fresh(Sequence[bytes]):
+    """The pool, each time with another number in the middle of a prompt's own part."""
+
+    def __init__(self, pool: Sequence[bytes]) -> None:
+        self._cut = []
+        for request in pool:
+            at = len(request) - 60  # within the prompt, before the other fields
+            self._cut.append((request[:at], request[at + 12 :]))
+        self._number = random.getrandbits(30)
+
+    def __len__(self) -> int:
+        return len(self._cut)
+
+    def __getitem__(self, index: Any) -> Any:
+        self._number += 1
+        before, after = self._cut[index]
+        return b"%b %010d %b" % (before, self._number, after)
+
+
 class Client(asyncio.Protocol):
     """One connection; sends its next request when the last one's answer has ended."""
 
-    def __init__(self, pool: list[bytes], first: int, until: float, ended: asyncio.Future[None]) -> None:
+    def __init__(
+        self, pool: Sequence[bytes], first: int, until: float, most: float, ended: asyncio.Future[None]
+    ) -> None:
         self._pool = pool
         self._next = first
         self._until = until
+        self._last = first + most
         self._ended = ended
         self._buffer = b""
         self._began = 0.0
@@ -107,7 +134,8 @@ class Client(asyncio.Protocol):
 
     def _send(self) -> None:
         self._began = time.perf_counter()
-        if self._began >= self._until:
+        if self._began >= self._until or self._next >= self._last:
+            self._until = self._began
             self._transport.close()
             return
         self._transport.write(self._pool[self._next % len(self._pool)])
@@ -153,19 +181,22 @@ def _same(client: Client) -> Client:
 
 async def read(job: Job) -> Reading:
     """Run the clients for `seconds`. Answers still under way at the end are waited for, and count."""
-    pool = requests(job)
+    pool: Sequence[bytes] = Fresh(requests(job)) if job.fresh else requests(job)
     loop = asyncio.get_running_loop()
     where = urlsplit(job.url)
     began = time.perf_counter()
     clients: list[Client] = []
     ended: list[asyncio.Future[None]] = []
+    until = began + (_LONGEST_S if job.once else job.seconds)
     for number in range(job.clients):
         future: asyncio.Future[None] = loop.create_future()
-        client = Client(pool, number * len(pool) // job.clients, began + job.seconds, future)
+        first = number * len(pool) // job.clients
+        most = (number + 1) * len(pool) // job.clients - first if job.once else float("inf")
+        client = Client(pool, first, until, most, future)
         await loop.create_connection(partial(_same, client), where.hostname or "", where.port or 80)
         clients.append(client)
         ended.append(future)
-    await asyncio.wait_for(asyncio.gather(*ended), job.seconds + _LONGEST_S)
+    await asyncio.wait_for(asyncio.gather(*ended), until - began + _LONGEST_S)
     took = time.perf_counter() - began
     times = [value * 1000 for client in clients for value in client.times]
     errors = sum(client.errors for client in clients)

@@ -23,6 +23,7 @@ KEYS = Counter(
     "Requests by what their prefix was hashed from: tokens, or bytes where there were no tokens (why says why).",
     ["source", "why"],
 )
+RECALLED = Counter("stoker_router_recalled_total", "Requests whose very body was read before.")
 PREDICTED = Counter("stoker_router_predicted_cached_tokens_total", "Prompt tokens predicted to be cached.", ["model"])
 ACTUAL = Counter("stoker_router_actual_cached_tokens_total", "Prompt tokens that engines say were cached.", ["model"])
 COMPARED = Counter(

@@ -59,6 +59,10 @@ class Plan:
     """Replica that alone can serve it; empty for any."""
 
 
+Basis = tuple[ModelTokenizer | None, int, int, int]
+"""What a plan rests on beside the request: tokenizer, block size, and the pool's limits."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Read:
     keys: Sequence[int]
@@ -78,6 +82,11 @@ class Planner:
         self._tokenizers = tokenizers
         self._executor = executor
         self._inline_bytes = inline_bytes
+
+    def basis(self, pool: Pool) -> Basis:
+        """What plans of a pool rest on now: where it is the same again, so is the plan of the same request."""
+        tokenizer = self._tokenizers.get(pool.tokenizer_sha256)
+        return tokenizer, pool.block_size, pool.max_model_len, pool.max_output_tokens
 
     async def plan(self, asked: Asked, pool: Pool, adapter: str, policy: str) -> Plan:
         """Count and hash. Raises InvalidRequest for a prompt that no replica can take."""

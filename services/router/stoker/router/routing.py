@@ -15,7 +15,7 @@ from stoker.common.errors import Exhausted, InvalidRequest, Unavailable
 from stoker.router import core, metrics
 from stoker.router.config import QueueConfig, TenantsConfig
 from stoker.router.confirm import Confirmations
-from stoker.router.plan import NONE, TOKENS, Plan, Planner
+from stoker.router.plan import NONE, TOKENS, Basis, Plan, Planner
 from stoker.router.pools import Target
 from stoker.router.prompt import Asked
 from stoker.router.tenants import NOBODY, Caller, Tenants
@@ -189,11 +189,29 @@ class Router:
 
         Raises NotFound, Unavailable, InvalidRequest, and Exhausted where its tenant has used what it may.
         """
+        plan = await self.draft(asked, policy)
+        return self.charge(plan, caller, pinned=pinned, told_late=told_late)
+
+    async def draft(self, asked: Asked, policy: str = "") -> Plan:
+        """A plan that is nobody's yet. Raises NotFound, Unavailable, InvalidRequest."""
         pool, adapter = self.view.resolve(asked.model)
-        plan = await self.planner.plan(asked, pool, adapter, self._policy_of(policy))
+        return await self.planner.plan(asked, pool, adapter, self._policy_of(policy))
+
+    def holds(self, plan: Plan, basis: Basis, model: str, policy: str = "") -> bool:
+        """Whether the same request would be planned like this now. Raises NotFound, Unavailable, InvalidRequest."""
+        pool, adapter = self.view.resolve(model)
+        return (
+            pool is plan.pool
+            and adapter == plan.request.adapter
+            and self._policy_of(policy) == plan.policy
+            and self.planner.basis(pool) == basis
+        )
+
+    def charge(self, plan: Plan, caller: Caller = NOBODY, *, pinned: str = "", told_late: bool = False) -> Plan:
+        """A draft as its caller's, who is counted for it. Raises Exhausted."""
         self.tenants.take(caller.tenant, plan.request.prompt_tokens + plan.request.output_tokens)
         changes: dict[str, Any] = {}
-        if told_late:
+        if told_late and plan.request.streamed:
             changes["streamed"] = False
         if caller != NOBODY:
             weight = self.tenants.weight(caller.tenant)
@@ -233,18 +251,27 @@ class Router:
         policy never waits.
         Raises Unavailable where no replica can serve, Exhausted where too many wait or the wait is too long.
         """
+        flight = self.board_at_once(plan, request_id, tried)
+        if flight is not None:
+            return flight
         pool = plan.pool
-        baseline = plan.policy == core.ROUND_ROBIN
-        if baseline or not self.turns.before(pool):
-            decided = self.choose(plan, tried)
-            if baseline or not pool.fleet.busy(decided.decision.replica, decided.at):
-                return self.fly(decided, request_id)
 
         def depart(decision: core.Decision) -> Flight:
             return self.fly(_decided(plan, decision, self.clock()), request_id)
 
         request = _request(plan, tried)
         return await self.turns.wait(pool, request, depart, since if tried else None)
+
+    def board_at_once(self, plan: Plan, request_id: str, tried: frozenset[str] = frozenset()) -> Flight | None:
+        """The same where nobody needs to wait; None where it has to. Raises Unavailable."""
+        pool = plan.pool
+        baseline = plan.policy == core.ROUND_ROBIN
+        if not baseline and self.turns.before(pool):
+            return None
+        decided = self.choose(plan, tried)
+        if not baseline and pool.fleet.busy(decided.decision.replica, decided.at):
+            return None
+        return self.fly(decided, request_id)
 
     def fly(self, decided: Decided, request_id: str) -> Flight:
         """Count a decision as taken and its request as sent."""

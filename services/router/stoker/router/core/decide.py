@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, islice
 from random import Random
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from stoker.router.core.explanation import ALIKE_DIGITS, RANKS, Explanation
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.match import Match, match
 from stoker.router.core.panel import Panel
+from stoker.router.core.ring import Ring
 from stoker.router.core.seats import Bools, Floats
 from stoker.router.core.values import Decision, Reason, Request, RoutingConfig
 
@@ -130,9 +132,9 @@ def _ring_key(request: Request, shown: int, rng: Random) -> int:
     return request.session or rng.getrandbits(64)
 
 
-def _ranks(weighed: Weighed, fleet: Fleet) -> dict[int, int]:
+def _ranks(weighed: Weighed, ring: Ring) -> dict[int, int]:
     """Rank the first few on the ring, by row."""
-    places = enumerate(islice(fleet.ring.order(weighed.ring_key), RANKS))
+    places = enumerate(islice(ring.order(weighed.ring_key), RANKS))
     rows = weighed.panel.rows
     return {rows[name]: rank for rank, name in places if name in rows}
 
@@ -164,7 +166,7 @@ def _first(weighed: Weighed, fleet: Fleet, near: Bools, tied: Callable[[int], bo
     rows = near.nonzero()[0]
     if len(rows) == 1:
         return int(rows[0])
-    ranked = (row for row in _ranks(weighed, fleet) if near[row])
+    ranked = (row for row in _ranks(weighed, fleet.ring) if near[row])
     either: Iterator[int] = chain(ranked, rows.tolist())
     return next(row for row in either if tied(row))
 
@@ -184,19 +186,20 @@ def _reason(best: int, weighed: Weighed, opened: bool) -> Reason:
 
 
 def _explained(weighed: Weighed, fleet: Fleet) -> Explanation:
-    found, size = weighed.match, weighed.block_size
-    shown = fleet.index.known(weighed.panel.seats)
-    columns = (
-        weighed.cost,
-        weighed.load,
-        weighed.weight,
-        _bound(weighed, fleet.config),
-        size * found.exact,
-        size * np.maximum(found.exact, found.believed),
-        found.cached,
-        np.where(shown, 1.0 if found.trust is None else found.trust, 0.0),
-    )
-    return Explanation(weighed.panel.ids, columns, _ranks(weighed, fleet))
+    found, size, panel, ring = weighed.match, weighed.block_size, weighed.panel, fleet.ring
+    shown = fleet.index.known(panel.seats)
+
+    def evidence() -> tuple[tuple[Floats, ...], dict[int, int]]:
+        columns = (
+            size * found.exact,
+            size * np.maximum(found.exact, found.believed),
+            found.cached,
+            np.where(shown, 1.0 if found.trust is None else found.trust, 0.0),
+        )
+        return columns, _ranks(weighed, ring)
+
+    weights = (weighed.cost, weighed.load, weighed.weight)
+    return Explanation(panel.ids, weights, partial(_bound, weighed, fleet.config), evidence)
 
 
 def _round_robin(request: Request, fleet: Fleet, panel: Panel) -> Decision:

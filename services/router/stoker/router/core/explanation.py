@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import overload
 
 from stoker.router.core.seats import Floats
@@ -17,35 +17,47 @@ ALIKE_DIGITS = 3
 class Explanation(Sequence[Candidate]):
     """The candidates, best first. Few decisions are looked at: it keeps columns until somebody asks."""
 
-    __slots__ = ("_columns", "_ids", "_ranks")
+    __slots__ = ("_bound", "_evidence", "_ids", "_weights")
 
-    def __init__(self, ids: tuple[str, ...], columns: tuple[Floats, ...], ranks: Mapping[int, int]) -> None:
-        """`columns` are the fields of Candidate from `cost` to `trust`; `ranks` are places on the ring by row."""
+    def __init__(
+        self,
+        ids: tuple[str, ...],
+        weights: tuple[Floats, Floats, Floats],
+        bound: Callable[[], Floats],
+        evidence: Callable[[], tuple[tuple[Floats, ...], Mapping[int, int]]],
+    ) -> None:
+        """`weights` are the fields `cost`, `load` and `weight` of Candidate, by row.
+
+        `bound` makes that one; `evidence` those from `exact` to `trust`, and the places on the ring by row. Both
+        must hold all that they need as it was.
+        """
         self._ids = ids
-        self._columns = columns
-        self._ranks = ranks
+        self._weights = weights
+        self._bound = bound
+        self._evidence = evidence
 
     def _told(self) -> list[Candidate]:
-        cost, load, weight, bound, exact, speculative, cached, trust = self._columns
+        cost, load, weight = self._weights
+        (exact, speculative, cached, trust), ranks = self._evidence()
         views = map(
             Candidate,
             self._ids,
             cost.tolist(),
             load.tolist(),
             weight.tolist(),
-            bound.tolist(),
+            self._bound().tolist(),
             exact.astype(int).tolist(),
             speculative.astype(int).tolist(),
             cached.tolist(),
             trust.tolist(),
-            (self._ranks.get(row, RANKS) for row in range(len(self._ids))),
+            (ranks.get(row, RANKS) for row in range(len(self._ids))),
         )
         return sorted(views, key=lambda view: (round(view.cost, ALIKE_DIGITS), view.ring_rank))
 
     def cheapest(self, count: int) -> list[str]:
         """Return the first few ids of those that were open, by cost alone: cheaper than telling all."""
-        cost, load, weight, bound = self._columns[:4]
-        opened = (load + weight <= bound).nonzero()[0]
+        cost, load, weight = self._weights
+        opened = (load + weight <= self._bound()).nonzero()[0]
         ranked = opened[cost[opened].argsort(kind="stable")[:count]]
         return [self._ids[row] for row in ranked.tolist()]
 

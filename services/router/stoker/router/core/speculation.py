@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 from stoker.router.core.seats import Seats, bits_of
 from stoker.router.core.walk import Runs, Source, Translation, ends, runs_of, walk
@@ -40,14 +41,14 @@ class Speculation:
         if len(self._young) + len(keys) > self._limit:
             self._turn(now)
         bit = self._bits.get(replica) or self._new_bit(replica)
-        young = self._young
-        get = young.get
-        before, after = 0, bit
-        for key in keys[: self._limit]:
-            held = get(key, 0)
-            if held is not before:  # one object for equal masks: a walk compares them
-                before, after = held, held | bit
-            young[key] = after
+        young, start = self._young, 0
+        keys = keys[: self._limit]
+        # Run by run, and one object for equal masks: a walk compares them.
+        for held, run in groupby(map(young.get, keys)):
+            end = start + len(list(run))
+            if not held or not held & bit:
+                young.update(dict.fromkeys(keys[start:end], (held or 0) | bit))
+            start = end
 
     def discard(self, replica: str, keys: Iterable[int]) -> None:
         """Withdraw keys that the replica has reported as evicted."""

@@ -21,32 +21,43 @@ class Addresses:
         self._clock = clock
         self._known: dict[str, tuple[str, float]] = {}
 
-    async def of(self, url: str) -> str:
-        """The address of an engine's base URL. Raises Unavailable where there is none."""
+    def known(self, url: str) -> str | None:
+        """The address of an engine's base URL where nothing need be looked up. Raises Unavailable as `of`."""
         known = self._known.get(url)
         if known is not None and known[1] > self._clock():
             return known[0]
-        parts = urlsplit(url)
-        if parts.scheme != "http" or parts.path not in ("", "/") or not parts.hostname:
-            raise Unavailable(f"engine {url} cannot be reached through Envoy: only http://host:port can")
-        address, until = await self._resolved(parts.hostname, parts.port or 80)
-        if len(self._known) >= _MOST:
-            self._known.clear()
-        self._known[url] = (address, until)
-        return address
-
-    async def _resolved(self, host: str, port: int) -> tuple[str, float]:
+        host, port = _place(url)
         try:
-            return _joined(str(ipaddress.ip_address(host)), port), float("inf")
+            return self._keep(url, _joined(str(ipaddress.ip_address(host)), port), float("inf"))
         except ValueError:
-            pass
+            return None
+
+    async def of(self, url: str) -> str:
+        """The address of an engine's base URL. Raises Unavailable where there is none."""
+        known = self.known(url)
+        if known is not None:
+            return known
+        host, port = _place(url)
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise Unavailable(
                 f"the engine's host {host} has no address: {error.strerror}", retry_after_s=1.0
             ) from error
-        return _joined(str(found[0][4][0]), port), self._clock() + _KEPT_S
+        return self._keep(url, _joined(str(found[0][4][0]), port), self._clock() + _KEPT_S)
+
+    def _keep(self, url: str, address: str, until: float) -> str:
+        if len(self._known) >= _MOST:
+            self._known.clear()
+        self._known[url] = (address, until)
+        return address
+
+
+def _place(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.path not in ("", "/") or not parts.hostname:
+        raise Unavailable(f"engine {url} cannot be reached through Envoy: only http://host:port can")
+    return parts.hostname, parts.port or 80
 
 
 def _joined(host: str, port: int) -> str:

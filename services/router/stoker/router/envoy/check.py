@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
 
 from stoker.common.errors import NotFound, StokerError
 from stoker.router import metrics
@@ -22,11 +24,11 @@ from stoker.router.http import (
     seconds_allowed,
 )
 from stoker.router.openai_errors import MethodNotAllowed
-from stoker.router.plan import Plan
+from stoker.router.plan import TOKENS, Plan
 from stoker.router.pools import Target
 from stoker.router.prompt import RESPONSES
-from stoker.router.relay import told
-from stoker.router.routing import Flight, Router
+from stoker.router.recall import Known, Recall
+from stoker.router.routing import Admission, Decided, Flight, Router
 
 TIMEOUT_HEADER = "x-envoy-upstream-rq-timeout-ms"
 RETRIES_HEADER = "x-envoy-max-retries"
@@ -35,14 +37,27 @@ RETRIES_HEADER = "x-envoy-max-retries"
 CHECKED = {path: api for path, api in ROUTES.items() if api != RESPONSES}
 
 
+@functools.cache
 def endpoint_header(number: int) -> str:
     """The header with the engine of a try, the first of which is 1."""
     return "x-gateway-destination-endpoint" if number == 1 else f"x-stoker-endpoint-{number}"
 
 
+@functools.cache
 def replica_header(number: int) -> str:
     """The header with the replica of a try."""
     return f"x-stoker-replica-{number}"
+
+
+@dataclass(slots=True)
+class _Check:
+    """One check, as far as it is read."""
+
+    ask: Ask
+    api: str
+    request_id: str
+    deadline: float
+    stream: bool = False
 
 
 class Checks:
@@ -53,76 +68,132 @@ class Checks:
         self._flights = flights
         self._limits = limits
         self._addresses = addresses
+        self._recall = Recall()
 
-    async def decide(self, ask: Ask) -> Answer:
-        """One check. Never raises, but for being cancelled: then nothing stays behind."""
+    def decide(self, ask: Ask) -> Answer | Awaitable[Answer]:
+        """One check: the answer, where nothing has to be waited for. Never raises, nor does what is to be awaited,
+        but for being cancelled: then nothing stays behind.
+        """
         api = CHECKED.get(ask.target.partition("?")[0], "other")
-        request_id = request_id_of(ask.headers)
+        check = _Check(ask, api, request_id_of(ask.headers), float("inf"))
         try:
-            return await self._decided(ask, api, request_id)
-        except asyncio.CancelledError:
-            metrics.of(metrics.REQUESTS, api, "cancelled").inc()
-            raise
-        except StokerError as error:
-            metrics.of(metrics.REQUESTS, api, metrics.outcome_of(error)).inc()
-            return refusal(error, {"x-request-id": request_id})
+            return self._begun(check)
         except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
-            metrics.of(metrics.REQUESTS, api, "failed").inc()
-            internal = internal_error("envoy.internal_error", ask.target, error)
-            return refusal(internal, {"x-request-id": request_id})
+            return self._refused(check, error)
 
-    async def _decided(self, ask: Ask, api: str, request_id: str) -> Answer:
-        path = ask.target.partition("?")[0]
-        if api == "other":
+    def _begun(self, check: _Check) -> Answer | Awaitable[Answer]:
+        ask = check.ask
+        if check.api == "other":
+            path = ask.target.partition("?")[0]
             raise NotFound(f"{path} is not decided here; these are: POST {', POST '.join(CHECKED)}")
         if ask.method != "POST":
-            raise MethodNotAllowed(path, "POST", ask.method)
+            raise MethodNotAllowed(ask.target.partition("?")[0], "POST", ask.method)
         now = asyncio.get_running_loop().time()
-        deadline = now + seconds_allowed(ask.headers, self._limits.request_s)
+        check.deadline = now + seconds_allowed(ask.headers, self._limits.request_s)
         admission = self._router.admit()
-        admission.__enter__()
+        plan = self._recalled(check)
+        if plan is not None:
+            flight = self._router.board_at_once(plan, check.request_id)
+            if flight is not None:
+                address = self._addresses.known(flight.decided.target.url)
+                if address is not None:
+                    admission.__enter__()
+                    return self._answer(check, flight, admission, address)
+                flight.abandon()
+        return self._later(check, plan)
+
+    def _recalled(self, check: _Check) -> Plan | None:
+        """The plan of a body that was read before, charged to its caller."""
+        headers, router = check.ask.headers, self._router
+        known = self._recall.find(check.api, check.ask.body, router.clock())
+        if known is None:
+            return None
+        if not router.holds(known.plan, known.basis, known.model, headers.get("x-stoker-policy", "")):
+            return None
+        metrics.RECALLED.inc()
+        metrics.of(metrics.KEYS, known.plan.source, known.plan.why).inc()
+        check.stream = known.stream
+        return router.charge(known.plan, router.tenants.caller(headers, known.priority))
+
+    def _refused(self, check: _Check, error: Exception) -> Answer:
+        if not isinstance(error, StokerError):
+            error = internal_error("envoy.internal_error", check.ask.target, error)
+        metrics.of(metrics.REQUESTS, check.api, metrics.outcome_of(error)).inc()
+        return refusal(error, {"x-request-id": check.request_id})
+
+    # --- where something has to be waited for --------------------------------------------------------------
+
+    async def _later(self, check: _Check, plan: Plan | None) -> Answer:
+        """Read it, wait for its turn, and answer."""
         try:
-            asked = await read_body(api, ask.body)
-            plan = await self._router.plan(
-                asked,
-                self._router.tenants.caller(ask.headers, asked.priority),
-                policy=ask.headers.get("x-stoker-policy", ""),
-                told_late=True,
+            with contextlib.ExitStack() as held:
+                admission = self._router.admit()
+                held.enter_context(admission)
+                if plan is None:
+                    plan = await self._read(check)
+                try:
+                    async with asyncio.timeout_at(check.deadline):
+                        flight = held.enter_context(await self._router.board(plan, check.request_id))
+                        address = await self._addresses.of(flight.decided.target.url)
+                except TimeoutError:
+                    raise no_room_in_time() from None
+                held.pop_all()  # the answer's from here on
+            return self._answer(check, flight, admission, address)
+        except asyncio.CancelledError:
+            metrics.of(metrics.REQUESTS, check.api, "cancelled").inc()
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            return self._refused(check, error)
+
+    async def _read(self, check: _Check) -> Plan:
+        ask, router = check.ask, self._router
+        asked = await read_body(check.api, ask.body)
+        check.stream = asked.stream
+        caller = router.tenants.caller(ask.headers, asked.priority)
+        plan = await router.draft(asked, ask.headers.get("x-stoker-policy", ""))
+        if plan.source == TOKENS:
+            request = plan.request
+            plan = replace(plan, request=replace(request, streamed=False)) if request.streamed else plan
+            basis = router.planner.basis(plan.pool)
+            self._recall.note(
+                check.api, Known(ask.body, asked.model, asked.stream, asked.priority, plan, basis, router.clock())
             )
-            flight, headers, spares = await self._boarded(plan, request_id, deadline)
+        return router.charge(plan, caller, told_late=True)
+
+    # --- the answer ----------------------------------------------------------------------------------------
+
+    def _answer(self, check: _Check, flight: Flight, admission: Admission, address: str) -> Answer:
+        """Let it pass, and leave its flight and its stay in the router to the access log."""
+        try:
+            target = flight.decided.target
+            headers = {endpoint_header(1): address, replica_header(1): target.id, **target.headers}
+            spares = self._spares(flight.decided, headers)
+            left_s = check.deadline - asyncio.get_running_loop().time()
+            headers["x-stoker-reason"] = flight.decided.decision.reason.value
+            headers["x-request-id"] = check.request_id
+            headers[TIMEOUT_HEADER] = str(max(1, int(1000 * left_s)))
         except BaseException:
+            flight.abandon()
             admission.__exit__(None, None, None)
             raise
-        name = self._flights.open(flight, admission, api, stream=asked.stream, request_id=request_id, spares=spares)
+        name = self._flights.open(
+            flight, admission, check.api, stream=check.stream, request_id=check.request_id, spares=spares
+        )
         headers[FLIGHT_HEADER] = name
-        headers[TIMEOUT_HEADER] = str(max(1, int(1000 * (deadline - asyncio.get_running_loop().time()))))
         return Answer(200, headers, undo=functools.partial(self._flights.undo, name))
 
-    async def _boarded(
-        self, plan: Plan, request_id: str, deadline: float
-    ) -> tuple[Flight, dict[str, str], list[Target]]:
-        """A flight; what Envoy is told of its replica and of the spare ones; and those of these with an address."""
-        try:
-            async with asyncio.timeout_at(deadline):
-                flight = await self._router.board(plan, request_id)
-                try:
-                    rank = flight.decided.target.headers
-                    headers = {**told(flight.decided, request_id), **rank}
-                    headers[replica_header(1)] = headers.pop("x-stoker-replica")
-                    headers[endpoint_header(1)] = await self._addresses.of(flight.decided.target.url)
-                    spares: list[Target] = []
-                    most = self._limits.retries if self._router.budget.left else 0
-                    for target in self._router.others(flight.decided, most):
-                        if target.headers != rank:
-                            continue  # Envoy says the same to whichever it asks
-                        with contextlib.suppress(StokerError):
-                            headers[endpoint_header(len(spares) + 2)] = await self._addresses.of(target.url)
-                            headers[replica_header(len(spares) + 2)] = target.id
-                            spares.append(target)
-                    headers[RETRIES_HEADER] = str(len(spares))
-                except BaseException:
-                    flight.abandon()
-                    raise
-        except TimeoutError:
-            raise no_room_in_time() from None
-        return flight, headers, spares
+    def _spares(self, decided: Decided, headers: dict[str, str]) -> list[Target]:
+        """Name the engines to try next in the headers."""
+        most = self._limits.retries if self._router.budget.left else 0
+        spares: list[Target] = []
+        for target in self._router.others(decided, most):
+            if target.headers != decided.target.headers:
+                continue  # Envoy says the same to whichever it asks
+            # One that would have to be looked up is left out; it is known once something has gone there.
+            address = self._addresses.known(target.url)
+            if address is not None:
+                spares.append(target)
+                headers[endpoint_header(len(spares) + 1)] = address
+                headers[replica_header(len(spares) + 1)] = target.id
+        headers[RETRIES_HEADER] = str(len(spares))
+        return spares

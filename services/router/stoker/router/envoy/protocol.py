@@ -62,7 +62,8 @@ def refusal(error: StokerError, headers: Mapping[str, str] | None = None) -> Ans
     )
 
 
-Decide = Callable[[Ask], Awaitable[Answer]]
+Decide = Callable[[Ask], Answer | Awaitable[Answer]]
+"""An answer, at once where nothing has to be waited for: most checks then cost no task."""
 
 
 class Connections:
@@ -224,29 +225,48 @@ class CheckProtocol(asyncio.Protocol):
         self._enqueue(refusal(error))
 
     def _enqueue(self, ask: Ask | Answer) -> None:
+        if self._work is None and not self._asks and isinstance(ask, Ask):
+            answer = self._shared.decide(ask)
+            if isinstance(answer, Answer):
+                self._say(ask, answer)
+                return
+            self._work = asyncio.get_running_loop().create_task(self._answer_all(ask, answer))
+            return
         self._asks.append(ask)
         if self._work is None:
             self._work = asyncio.get_running_loop().create_task(self._answer_all())
 
-    async def _answer_all(self) -> None:
+    async def _answer_all(self, ask: Ask | None = None, coming: Awaitable[Answer] | None = None) -> None:
+        """Answer what was begun, and then what waits."""
+        if ask is not None and coming is not None:
+            open_still = self._say(ask, await coming)
+            if not open_still:
+                self._work = None
+                return
         while self._asks:
-            ask = self._asks.popleft()
-            if isinstance(ask, Answer):
-                self._write(ask, close=True)
+            next_ask = self._asks.popleft()
+            if isinstance(next_ask, Answer):
+                self._write(next_ask, close=True)
                 break
-            answer = await self._shared.decide(ask)
-            if self._transport is None or self._transport.is_closing():
-                if answer.undo is not None:
-                    answer.undo()
-                break
-            self._hold(-len(ask.body))
-            self._undo = answer.undo
-            self._write(answer, close=not ask.keep_alive)
-            if not ask.keep_alive:
+            answer = self._shared.decide(next_ask)
+            if not isinstance(answer, Answer):
+                answer = await answer
+            if not self._say(next_ask, answer):
                 break
         self._work = None
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def _say(self, ask: Ask, answer: Answer) -> bool:
+        """Write an answer; False where nothing more can be said."""
+        if self._transport is None or self._transport.is_closing():
+            if answer.undo is not None:
+                answer.undo()
+            return False
+        self._hold(-len(ask.body))
+        self._undo = answer.undo
+        self._write(answer, close=not ask.keep_alive)
+        return ask.keep_alive
 
     def _write(self, answer: Answer, *, close: bool) -> None:
         if self._transport is not None:
