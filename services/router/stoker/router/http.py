@@ -24,6 +24,7 @@ from stoker.common.http1 import Exchange
 from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
 from stoker.router.decode import SMALL, decode
+from stoker.router.http_continuation import HttpContinuation, Noted
 from stoker.router.http_messages import Answer, Request, Response
 from stoker.router.intake import Intake
 from stoker.router.openai_errors import MethodNotAllowed, TooLarge
@@ -58,6 +59,7 @@ class OpenAIServer:
         self._router = router
         self._engines = engines
         self._limits = limits
+        self._continuing = HttpContinuation(router, engines, limits)
         self._intake = Intake(limits.max_body_bytes, limits.max_in_flight)
         self._responses: OrderedDict[str, str] = OrderedDict()  # stored response → replica that holds it
 
@@ -118,7 +120,8 @@ class OpenAIServer:
                 policy=request.headers.get("x-stoker-policy", ""),
                 pinned=self._holder(asked.fields.get("previous_response_id")),
             )
-            return await self._serve(call, plan, raw)
+            answer = self._continuing.continuations.begin(asked, plan, asked.fields)
+            return await self._serve(call, plan, raw, None if answer is None else Noted(answer))
 
     @contextlib.asynccontextmanager
     async def _admitted(self, request: Request) -> AsyncIterator[bytes]:
@@ -130,8 +133,10 @@ class OpenAIServer:
 
     # --- sending -------------------------------------------------------------------------------------------
 
-    async def _serve(self, call: Call, plan: Plan, raw: bytes) -> Answer:
+    async def _serve(self, call: Call, plan: Plan, raw: bytes, noted: Noted | None) -> Answer:
         """Try replicas until one answers; nothing has gone to the client before that."""
+        if noted is not None:
+            raw, call.noted = noted.asking(raw), noted.passed
         headers = request_headers(call.request.headers, call.request_id)
         tried: frozenset[str] = frozenset()
         since = self._router.clock()
@@ -139,6 +144,7 @@ class OpenAIServer:
             with await self._board(call, plan, tried, since) as flight:
                 decided = flight.decided
                 relay = Relay(call, flight, self._limits)
+                broken: StokerError
                 may_retry = functools.partial(self._may_retry, tried)
                 try:
                     named = {**headers, **decided.target.headers}
@@ -150,10 +156,8 @@ class OpenAIServer:
                 except EngineFailed as error:
                     flight.faulted()
                     self._found(decided.target.id, error)
-                    if relay.started:
-                        call.outcome = "interrupted"
-                        return await relay.interrupted(error)
-                    if not error.moved and not self._may_retry(tried):
+                    broken = error
+                    if not relay.started and not error.moved and not self._may_retry(tried):
                         raise
                 except TimeoutError:
                     late = DeadlineExceeded(
@@ -162,11 +166,29 @@ class OpenAIServer:
                     )
                     if relay.engine_late:
                         flight.faulted()
-                    if relay.started:
-                        call.outcome = "slow_reader" if relay.reader_late else "timeout"
-                        return await relay.interrupted(late)
-                    raise late from None
+                    if not relay.started:
+                        raise late from None
+                    broken = late
+            if relay.started:
+                return await self._go_on(call, relay, noted, tried, broken)
             tried |= decided.target.siblings
+
+    async def _go_on(
+        self, call: Call, relay: Relay, noted: Noted | None, tried: frozenset[str], failure: StokerError
+    ) -> Answer:
+        """Something went out before the replica failed: have another one say the rest, or say that it is missing."""
+        if noted is not None and not relay.reader_late and (relay.engine_late or isinstance(failure, EngineFailed)):
+            course = noted.answer.course
+            course.serving, course.tried = relay.decided.target.id, tried
+            rest = await self._continuing.go_on(call, relay, noted, failure)
+            if rest is None:
+                call.outcome = "ok"
+                return relay.out
+            failure = rest
+        call.outcome = "timeout" if isinstance(failure, DeadlineExceeded) else "interrupted"
+        if relay.reader_late:
+            call.outcome = "slow_reader"
+        return await relay.interrupted(failure)
 
     async def _board(self, call: Call, plan: Plan, tried: frozenset[str], since: float) -> Flight:
         try:

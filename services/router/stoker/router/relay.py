@@ -35,12 +35,15 @@ class Call:
     deadline: float
     stream: bool = False
     outcome: str = "failed"
+    noted: Callable[[bytes], bytes] | None = None
+    """Sees the events of the answer as they pass, and returns them as they go out; None where nobody needs to."""
 
 
 class Relay:
     """One try of one call: what came, and what already went out."""
 
-    def __init__(self, call: Call, flight: Flight, limits: LimitsConfig) -> None:
+    def __init__(self, call: Call, flight: Flight, limits: LimitsConfig, broken: Relay | None = None) -> None:
+        """`broken`: the try that broke off after its first token, whose stream this one goes on with."""
         self.decided = flight.decided
         self.head = b""
         self.engine_late = False
@@ -51,9 +54,9 @@ class Relay:
         self._flight = flight
         self._request = call.request
         self._limits = limits
-        self._events = False
+        self._events = broken is not None
         self._token_seen = False
-        self._out: Answer | None = None
+        self._out: Answer | None = None if broken is None else broken._out
         self._tail = b""
         self._timeout: asyncio.Timeout | None = None
 
@@ -61,6 +64,12 @@ class Relay:
     def started(self) -> bool:
         """Something went out to the client: no other replica may serve it now."""
         return self._out is not None
+
+    @property
+    def out(self) -> Answer:
+        """What went out."""
+        assert self._out is not None  # noqa: S101
+        return self._out
 
     @contextlib.asynccontextmanager
     async def open(
@@ -145,14 +154,37 @@ class Relay:
 
     async def _pass(self, out: StreamResponse, chunk: bytes) -> bytes:
         """Write whole events only, so that a break never leaves half of one; returns what is held back."""
-        held = b""
-        if self._events and not chunk.endswith(_EVENT_END) and len(chunk) < self._limits.max_body_bytes:
-            cut = chunk.rfind(_EVENT_END) + len(_EVENT_END)
-            chunk, held = (chunk[:cut], chunk[cut:]) if cut >= len(_EVENT_END) else (b"", chunk)
+        chunk, held = self._cut(chunk)
         if chunk:
             self._tail = chunk
-            await self._send(out.write(chunk))
+            noted = self._call.noted
+            await self._send(out.write(chunk if noted is None or not self._events else noted(chunk)))
         return held
+
+    def _cut(self, chunk: bytes) -> tuple[bytes, bytes]:
+        """The whole events, and what is left of one that has begun."""
+        if not self._events or chunk.endswith(_EVENT_END) or len(chunk) >= self._limits.max_body_bytes:
+            return chunk, b""
+        cut = chunk.rfind(_EVENT_END) + len(_EVENT_END)
+        return (chunk[:cut], chunk[cut:]) if cut >= len(_EVENT_END) else (b"", chunk)
+
+    async def events(self, upstream: Exchange) -> AsyncIterator[bytes]:
+        """Whole events as they arrive, for whoever passes them on himself. Raises as `run` does."""
+        held = b""
+        while chunk := await _next(upstream):
+            if not self._token_seen:
+                self._look_for_token(chunk)
+            self._allow(self._limits.idle_s)
+            chunk, held = self._cut(held + chunk)
+            if chunk:
+                yield chunk
+
+    async def say(self, events: bytes, *, last: bool = False) -> None:
+        """Write to the client's stream, and end it with what is the last."""
+        assert isinstance(self._out, StreamResponse)  # noqa: S101
+        await self._send(self._out.write(events))
+        if last:
+            await self._send(self._out.write_eof())
 
     async def _whole(self, upstream: Exchange, chunk: bytes, headers: dict[str, str]) -> Answer:
         """A response that is no stream is short: it is collected, so that a break can still be retried."""
