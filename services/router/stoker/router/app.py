@@ -23,7 +23,7 @@ from stoker.router import grpc_inference, metrics, server
 from stoker.router.channels import Channels
 from stoker.router.checks import HealthChecks
 from stoker.router.config import RouterConfig
-from stoker.router.envoy.endpoint import EnvoyEndpoint
+from stoker.router.envoy.endpoint import EnvoyEndpoint, PickerEndpoint
 from stoker.router.grpc_inference import InferenceServer
 from stoker.router.http import OpenAIServer
 from stoker.router.http_server import HttpServer
@@ -93,6 +93,7 @@ class RouterApp:
         self.picker = Picker(self.router, self.picks, signer, config.pick.alternatives)
         self.pick_http = PickEndpoint(config, self.router, self.picker) if config.listen.pick else None
         self.envoy = EnvoyEndpoint(config, self.router) if config.listen.ext_authz else None
+        self.ext_proc = PickerEndpoint(config, self.router, secure) if config.listen.ext_proc else None
         self._tasks: list[asyncio.Task[None]] = []
         self._serving = False
 
@@ -109,12 +110,16 @@ class RouterApp:
         try:
             if self.envoy is not None:
                 await self.envoy.start()
+            if self.ext_proc is not None:
+                await self.ext_proc.start()
             if self.pick_http is not None:
                 await self.pick_http.start(self._secure_http)
             self._http = await self._listen()
         except StokerError:
             if self.envoy is not None:
                 await self.envoy.close()
+            if self.ext_proc is not None:
+                await self.ext_proc.close()
             if self.pick_http is not None:
                 self.pick_http.close()
             await self.rpc.stop(0)
@@ -148,7 +153,7 @@ class RouterApp:
         """NOT_SERVING, drain, stop."""
         self.router.draining = True
         self._requests.retire()
-        await self.rpc.set_serving(False)
+        await self._set_serving(False)
         self.picks.close()  # their tokens do not come this way
         try:
             async with asyncio.timeout(self.config.drain_s):
@@ -165,6 +170,8 @@ class RouterApp:
         self._http.close()
         if self.envoy is not None:
             await self.envoy.close()
+        if self.ext_proc is not None:
+            await self.ext_proc.close()
         if self.pick_http is not None:
             self.pick_http.close()
         self.picks.close()
@@ -193,9 +200,14 @@ class RouterApp:
             secure=self._secure_http,
         )
 
+    async def _set_serving(self, serving: bool) -> None:
+        await self.rpc.set_serving(serving)
+        if self.ext_proc is not None:
+            await self.ext_proc.set_serving(serving)
+
     async def _announce(self) -> None:
         await self.view.told.wait()
-        await self.rpc.set_serving(True)
+        await self._set_serving(True)
         log.info("router.ready", replicas=len(self.view.targets))
 
     def _housekeep(self) -> None:

@@ -21,6 +21,10 @@ class ListenConfig:
     ext_authz: Annotated[
         str, Meta(description="HTTP ext_authz for an Envoy that carries the tokens, for it alone; empty for none")
     ] = ""
+    ext_proc: Annotated[
+        str,
+        Meta(description="gRPC ext_proc, for gateways that speak the endpoint-picker protocol; empty for none"),
+    ] = ""
     pick: Annotated[
         str, Meta(description="HTTP for Pick, at less cost than gRPC, with the certificate of `http`; empty for none")
     ] = ""

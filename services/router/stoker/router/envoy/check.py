@@ -93,7 +93,7 @@ class Checks:
         admission = self._router.admit()
         plan = self._recalled(check)
         if plan is not None:
-            flight = self._router.board_at_once(plan, check.request_id)
+            flight = self._router.board_at_once(plan, check.request_id, self._barred(check, plan))
             if flight is not None:
                 address = self._addresses.known(flight.decided.target.url)
                 if address is not None:
@@ -115,6 +115,18 @@ class Checks:
         check.stream = known.stream
         return router.charge(known.plan, router.tenants.caller(headers, known.priority))
 
+    def _barred(self, check: _Check, plan: Plan) -> frozenset[str]:
+        """Replicas that who asks does not want."""
+        only = check.ask.only
+        if only is None:
+            return frozenset()
+        return frozenset(name for name, target in plan.pool.targets.items() if self._known(target) not in only)
+
+    def _known(self, target: Target) -> str | None:
+        with contextlib.suppress(StokerError):
+            return self._addresses.known(target.url)
+        return None
+
     def _refused(self, check: _Check, error: Exception) -> Answer:
         if not isinstance(error, StokerError):
             error = internal_error("envoy.internal_error", check.ask.target, error)
@@ -131,9 +143,10 @@ class Checks:
                 held.enter_context(admission)
                 if plan is None:
                     plan = await self._read(check)
+                barred = self._barred(check, plan)
                 try:
                     async with asyncio.timeout_at(check.deadline):
-                        flight = held.enter_context(await self._router.board(plan, check.request_id))
+                        flight = held.enter_context(await self._router.board(plan, check.request_id, barred))
                         address = await self._addresses.of(flight.decided.target.url)
                 except TimeoutError:
                     raise no_room_in_time() from None
@@ -167,7 +180,7 @@ class Checks:
         try:
             target = flight.decided.target
             headers = {endpoint_header(1): address, replica_header(1): target.id, **target.headers}
-            spares = self._spares(flight.decided, headers)
+            spares = self._spares(flight.decided, headers, check.ask.only)
             left_s = check.deadline - asyncio.get_running_loop().time()
             headers["x-stoker-reason"] = flight.decided.decision.reason.value
             headers["x-request-id"] = check.request_id
@@ -182,7 +195,7 @@ class Checks:
         headers[FLIGHT_HEADER] = name
         return Answer(200, headers, undo=functools.partial(self._flights.undo, name))
 
-    def _spares(self, decided: Decided, headers: dict[str, str]) -> list[Target]:
+    def _spares(self, decided: Decided, headers: dict[str, str], only: frozenset[str] | None) -> list[Target]:
         """Name the engines to try next in the headers."""
         most = self._limits.retries if self._router.budget.left else 0
         spares: list[Target] = []
@@ -190,8 +203,8 @@ class Checks:
             if target.headers != decided.target.headers:
                 continue  # Envoy says the same to whichever it asks
             # One that would have to be looked up is left out; it is known once something has gone there.
-            address = self._addresses.known(target.url)
-            if address is not None:
+            address = self._known(target)
+            if address is not None and (only is None or address in only):
                 spares.append(target)
                 headers[endpoint_header(len(spares) + 1)] = address
                 headers[replica_header(len(spares) + 1)] = target.id

@@ -7,11 +7,15 @@ import contextlib
 import time
 
 import grpc
+from grpc_health.v1 import health_pb2
 
+from stoker.common import rpc
+from stoker.common.tls import Tls
 from stoker.router.config import RouterConfig
-from stoker.router.envoy import access_log
+from stoker.router.envoy import access_log, ext_proc
 from stoker.router.envoy.addresses import Addresses
 from stoker.router.envoy.check import Checks
+from stoker.router.envoy.ext_proc import Bodies
 from stoker.router.envoy.flights import Flights
 from stoker.router.envoy.protocol import Connections
 from stoker.router.listening import listen
@@ -70,3 +74,44 @@ class EnvoyEndpoint:
         target = self._view.targets.get(replica)
         if target is not None:
             self._view.reached(target, False)
+
+
+class PickerEndpoint:
+    """Serves the endpoint-picker protocol on a gRPC port of its own."""
+
+    def __init__(self, config: RouterConfig, router: Router, secure: Tls | None = None) -> None:
+        self._listen = config.listen.ext_proc
+        self._secure = secure
+        self._router = router
+        # A stream that ends says so: nothing is ever silent.
+        self.flights = Flights(float("inf"), time.monotonic, router.move)
+        checks = Checks(router, self.flights, config.limits, Addresses(time.monotonic))
+        bodies = Bodies(config.limits.max_body_bytes)
+        self._picker = ext_proc.Picker(checks, self.flights, bodies, config.limits.request_s)
+        self._most = config.limits.max_in_flight + _SPARE_CONNECTIONS
+        self._rpc: rpc.RpcServer | None = None
+
+    async def start(self) -> None:
+        """Listen, alive and not ready. Raises StokerError when the address is taken or none."""
+        services = (ext_proc.SERVICE, ext_proc.READINESS)
+        self._rpc = rpc.RpcServer.bind(self._listen, services, tls=self._secure, max_concurrent_rpcs=self._most)
+        self._picker.add_to(self._rpc.server)
+        await self._rpc.start()
+        await self._rpc.health.set(ext_proc.LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._rpc is not None  # noqa: S101
+        return self._rpc.port
+
+    async def set_serving(self, serving: bool) -> None:
+        """Say whether requests are welcome."""
+        if self._rpc is not None:
+            await self._rpc.set_serving(serving)
+
+    async def close(self) -> None:
+        """Stop at once, and release all flights."""
+        if self._rpc is not None:
+            await self._rpc.stop(0)
+        self.flights.close()

@@ -32,6 +32,8 @@ class Ask:
     headers: Mapping[str, str]
     body: bytes
     keep_alive: bool = True
+    only: frozenset[str] | None = None
+    """The engines, ip:port, of which one must be chosen; None for any."""
 
 
 @dataclass(frozen=True, slots=True)
