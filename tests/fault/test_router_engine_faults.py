@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import aiohttp.web
 import pytest
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
-from tests.integration.test_router_openai_http import SLOW, Stack, stack
+from tests.integration.test_router_openai_http import DECISION, SLOW, Stack, stack
 from tests.support.engines import spawn, terminate, wait_serving
 from tests.support.router import replica, running_router, tell
 from tests.support.waiting import eventually
@@ -74,6 +75,7 @@ async def test_a_plain_request_on_a_killed_engine_is_served_by_another(tmp_path:
             status, headers, got = await asking
         assert status == 200, got
         assert headers["x-stoker-replica"] != first
+        assert headers["x-stoker-decision"].endswith(";attempt=2")
         assert json.loads(got)["usage"]["completion_tokens"] == 30
 
 
@@ -173,6 +175,32 @@ async def test_an_engine_that_errs_is_ejected_but_one_that_refuses_the_caller_is
         assert not fleet.health.ejected("good", app.router.clock())
     for listener in listeners:
         listener.close()
+
+
+async def test_an_error_after_decisions_tells_the_last_one() -> None:
+    async def engine(request: aiohttp.web.BaseRequest) -> aiohttp.web.Response:
+        if request.path != "/health":
+            assert request.transport is not None
+            request.transport.abort()
+        return aiohttp.web.Response()
+
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(aiohttp.web.Server(engine), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    async with running_router("parity=false", "limits.retries=1") as app, aiohttp.ClientSession() as http:
+        tell(app, *(replica(name, url, models=("odd",)) for name in ("a", "b", "c")))
+        body = {"model": "odd", "prompt": "coal"}
+        async with http.post(f"http://127.0.0.1:{app.http_port}/v1/completions", json=body) as answer:
+            assert answer.status == 503
+            assert (await answer.json())["error"]["code"] == "engine_failed"
+            assert answer.headers["x-stoker-replica"] in app.view.targets
+            assert re.fullmatch(DECISION, answer.headers["x-stoker-decision"])
+            assert answer.headers["x-stoker-decision"].endswith(";attempt=2")
+            request_id = answer.headers["x-request-id"]
+        remembered = app.router.recent.of(request_id)
+        assert remembered is not None
+        assert [reason for _, reason in remembered.excluded] == ["already_tried"]
+    listener.close()
 
 
 async def test_a_frozen_engine_is_left_alone_and_taken_back(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from multidict import CIMultiDict
 
 from stoker.router.envoy.flights import Flights
-from tests.integration.test_router_openai_http import GREEDY, SLOW, Stack, stack
+from tests.integration.test_router_openai_http import DECISION, GREEDY, SLOW, Stack, stack
 from tests.support.engines import FAST
 from tests.support.envoy import running_envoy
 from tests.support.router import replica, tell
@@ -50,12 +50,12 @@ async def test_a_request_is_decided_carried_and_accounted_for(tmp_path: Path) ->
             async with running.http.post(f"{url}/v1/completions", json=body, headers={"x-request-id": "mine"}) as got:
                 assert got.status == 200
                 assert got.headers["x-request-id"] == "mine"
-                assert got.headers["x-stoker-reason"]
+                assert re.fullmatch(DECISION, got.headers["x-stoker-decision"])
                 replicas.add(got.headers["x-stoker-replica"])
                 assert (await got.json())["choices"][0]["text"] in direct.decode()
         assert len(replicas) == 1, "the same prefix goes home"
         await eventually(lambda: idle(running, flights), "all flights are released by the access log", 1.0)
-        assert running.app.router.decided("mine") is not None, "Explain knows it"
+        assert running.app.router.recent.of("mine") is not None, "Explain knows it"
 
 
 async def test_a_stream_is_counted_while_it_runs_and_its_first_token_is_told(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from google.protobuf import json_format, struct_pb2
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
 from stoker.common import rpc
+from tests.integration.test_router_openai_http import DECISION
 from tests.support.agents import until
 from tests.support.etcd import EtcdServer
 from tests.support.fleet import Fleet, all_ready, running_fleet
@@ -96,11 +98,11 @@ async def test_one_prompt_has_the_same_keys_over_both_apis(fleet: Fleet) -> None
         url = f"http://127.0.0.1:{fleet.router.http_port}/v1/chat/completions"
         async with http.post(url, json=body, headers={"x-request-id": "http"}) as answer:
             assert answer.status == 200
-        by_grpc, by_http = fleet.router.router.decided("grpc"), fleet.router.router.decided("http")
+        by_grpc, by_http = fleet.router.router.recent.of("grpc"), fleet.router.router.recent.of("http")
         assert by_grpc is not None
         assert by_http is not None
-        assert list(by_grpc.plan.request.keys) == list(by_http.plan.request.keys)
-        assert by_grpc.plan.tokens == responses[-1].finished.usage.prompt_tokens
+        assert (by_grpc.blocks, by_grpc.last_key) == (by_http.blocks, by_http.last_key)
+        assert by_grpc.tokens == responses[-1].finished.usage.prompt_tokens
 
 
 async def test_tools_structure_logprobs_and_choices(fleet: Fleet) -> None:
@@ -234,6 +236,34 @@ async def test_explain_shows_every_candidate_and_routes_nothing(fleet: Fleet) ->
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await stub.Explain(router_pb2.ExplainRequest(request_id="never"))
         assert rpc.error_from(unknown.value).reason == "DECISION_FORGOTTEN"
+
+
+async def test_trailing_metadata_carry_the_decision_of_streams_and_of_errors(fleet: Fleet) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{fleet.router.rpc.port}") as channel:
+        stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        call = stub.Generate(text("Rake the ashes. " * 60), timeout=20)
+        responses = [response async for response in call]
+        started = responses[0].started
+        said = dict(await call.trailing_metadata())
+        assert said["x-stoker-replica"] == started.replica_id
+        assert re.fullmatch(DECISION, said["x-stoker-decision"])
+        assert said["x-stoker-decision"].startswith(f"{started.reason};hit=")
+
+        bad = text("x")
+        bad.sampling.temperature = -1.0
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await generate(stub, bad)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        said = dict(refused.value.trailing_metadata())
+        assert re.fullmatch(DECISION, said["x-stoker-decision"]), "the engine refused, after the decision"
+        assert said["x-stoker-replica"] in fleet.router.view.targets
+
+        embedding = stub.Embed(inference_pb2.EmbedRequest(model="tiny", texts=["a"]))
+        await embedding
+        assert re.fullmatch(DECISION, dict(await embedding.trailing_metadata())["x-stoker-decision"])
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await generate(stub, inference_pb2.GenerateRequest(model="nope", text="x"))
+        assert "x-stoker-decision" not in dict(unknown.value.trailing_metadata()), "nothing was decided"
 
 
 async def test_the_view_is_shown(fleet: Fleet) -> None:

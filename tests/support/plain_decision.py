@@ -223,6 +223,8 @@ class PlainFleet:
             over_bound=not opened,
             candidates=tuple(sorted(views, key=preference)),
             shown_tokens=best.exact if best.trust == 1.0 else 0,
+            cost=best.cost,
+            considered=len(views),
         )
 
     def trust(self, replica: str, now: float) -> float:

@@ -20,7 +20,6 @@ from stoker.router.confirm import Confirmations
 from stoker.router.plan import Plan, Planner
 from stoker.router.prompt import COMPLETIONS, TOKENIZE, read
 from stoker.router.render import Conversation
-from stoker.router.routing import Router
 from stoker.router.tokenizer_store import TokenizerStore
 from stoker.router.view import View
 from tests.support.router import replica
@@ -199,23 +198,3 @@ async def test_the_alarm_rises_when_digests_do_not_show_what_was_served_and_fall
         confirmations.check(now + 0.5)
         now += 1.0
     assert not confirmations.alarmed("tiny")
-
-
-async def test_what_explain_remembers_is_bounded_by_the_size_of_prompts_too(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stoker.router.routing._KEYS_KEPT", 100)
-    router = Router(
-        bench.view, bench.planner, policy="stoker", allow_policy=False, max_in_flight=10, rng=random.Random(0)
-    )
-    small, large = await bench.plan(prompt="a " * 8), await bench.plan(prompt="b " * 400)
-    for number in range(60):
-        with router.fly(router.choose(small), f"small-{number}"):
-            pass
-    assert router.decided("small-9") is None
-    assert router.decided("small-10") is not None
-    for _ in range(3):
-        with router.fly(router.choose(large), "again"):
-            pass
-    assert router.decided("again") is not None, "the last one is kept whatever its size"
-    assert router.decided("small-59") is None

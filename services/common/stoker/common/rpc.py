@@ -137,7 +137,8 @@ def error_from(call_error: grpc.RpcError) -> StokerError:
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StokerError) -> NoReturn:
     """Ends a call with `error` and its details."""
     status = rpc_status.to_status(status_of(error))
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    said = context.trailing_metadata() or ()  # by the handler, before it failed
+    await context.abort(status.code, status.details, (*said, *status.trailing_metadata))
     raise AssertionError("abort returned")
 
 

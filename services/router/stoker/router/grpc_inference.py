@@ -22,12 +22,13 @@ from stoker.router import metrics
 from stoker.router.channels import Channels
 from stoker.router.config import LimitsConfig
 from stoker.router.continuation import Continuations, Course
+from stoker.router.decisions import Decided, told
 from stoker.router.grpc_continuation import Silent, carried, fields_of
 from stoker.router.grpc_prompt import of_embed, of_generate, of_tokenize
 from stoker.router.plan import Plan
 from stoker.router.pools import Pool, Target
 from stoker.router.prompt import Asked
-from stoker.router.routing import Decided, Flight, Router
+from stoker.router.routing import Flight, Router
 
 log = structlog.get_logger(__name__)
 
@@ -114,6 +115,7 @@ class InferenceServer:
         while True:
             with await self._router.board(plan, request.request_id, course.avoided, since=course.since) as flight:
                 decided = flight.decided
+                _tell(context, decided)
                 course.serving, request.replica_id = decided.target.id, decided.target.record.replica_id
                 call = self._channels.stream(decided.target.record.agent_endpoint, f"/{SERVICE}/Generate")(
                     request.SerializeToString(),
@@ -194,6 +196,7 @@ class InferenceServer:
             while True:
                 with await self._router.board(plan, request_id, tried, since=since) as flight:
                     decided = flight.decided
+                    _tell(context, decided)
                     request.replica_id = decided.target.record.replica_id
                     call = self._channels.unary(decided.target.record.agent_endpoint, f"/{SERVICE}/{method}")
                     try:
@@ -303,6 +306,11 @@ def _started(message: bytes, request_id: str, decided: Decided) -> bytes:
     if decided.plan.tokens is not None:
         response.started.predicted_cached_tokens = decided.decision.cached_tokens
     return response.SerializeToString()
+
+
+def _tell(context: Context, decided: Decided) -> None:
+    """Let the call's trailing metadata say what was decided, however it ends."""
+    context.set_trailing_metadata(tuple(told(decided).items()))
 
 
 def _metadata(context: Context) -> dict[str, str]:

@@ -88,13 +88,13 @@ class OpenAIServer:
                 return answer
         except StokerError as error:
             call.outcome = metrics.outcome_of(error)
-            return _refusal(error, {"x-request-id": call.request_id})
+            return _refusal(error, call.told)
         except ConnectionResetError:
             call.outcome = "cancelled"
             raise
         except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
             internal = internal_error("http.internal_error", call.request.path, error)
-            return _refusal(internal, {"x-request-id": call.request_id})
+            return _refusal(internal, call.told)
 
     async def _routed(self, call: Call) -> Answer:
         request = call.request
@@ -142,7 +142,7 @@ class OpenAIServer:
         since = self._router.clock()
         while True:
             with await self._board(call, plan, tried, since) as flight:
-                decided = flight.decided
+                decided = call.decided = flight.decided
                 relay = Relay(call, flight, self._limits)
                 broken: StokerError
                 may_retry = functools.partial(self._may_retry, tried)

@@ -12,9 +12,10 @@ from stoker.common.errors import StokerError
 from stoker.common.http1 import Broken, Exchange
 from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
+from stoker.router.decisions import Decided, told
 from stoker.router.http_messages import Answer, Request, Response, StreamResponse
 from stoker.router.prompt import RESPONSES
-from stoker.router.routing import Decided, Flight
+from stoker.router.routing import Flight
 from stoker.router.upstream import EngineFailed, Engines, failed, response_headers
 
 _CACHED = re.compile(rb'"prompt_tokens"\s*:\s*(\d+).*?"cached_tokens"\s*:\s*(\d+)', re.DOTALL)
@@ -37,6 +38,13 @@ class Call:
     outcome: str = "failed"
     noted: Callable[[bytes], bytes] | None = None
     """Sees the events of the answer as they pass, and returns them as they go out; None where nobody needs to."""
+    decided: Decided | None = None
+    """The last decision taken for it."""
+
+    @property
+    def told(self) -> dict[str, str]:
+        """Headers of every answer to it: its name, and the decision once there is one."""
+        return {"x-request-id": self.request_id, **(told(self.decided) if self.decided is not None else {})}
 
 
 class Relay:
@@ -119,7 +127,7 @@ class Relay:
             self._look_for_token(chunk)
         self._stop_if_moved()
         self.head = chunk[:_HEAD_BYTES]
-        headers = {**response_headers(upstream.headers), **told(self.decided, self._call.request_id)}
+        headers = {**response_headers(upstream.headers), **self._call.told}
         if not self._call.stream or upstream.status >= 400:
             return await self._whole(upstream, chunk, headers)
         self._events = upstream.content_type == "text/event-stream"
@@ -225,15 +233,6 @@ class Relay:
             model = self.decided.plan.pool.model
             metrics.of(metrics.COMPARED, model).inc(int(found.group(1)))
             metrics.of(metrics.ACTUAL, model).inc(int(found.group(2)))
-
-
-def told(decided: Decided, request_id: str) -> dict[str, str]:
-    """Headers that tell the client of the decision."""
-    return {
-        "x-stoker-replica": decided.target.id,
-        "x-stoker-reason": decided.decision.reason.value,
-        "x-request-id": request_id,
-    }
 
 
 async def _next(upstream: Exchange) -> bytes:

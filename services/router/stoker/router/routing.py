@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -15,32 +14,15 @@ from stoker.common.errors import Exhausted, InvalidRequest, Unavailable
 from stoker.router import core, metrics
 from stoker.router.config import QueueConfig, TenantsConfig
 from stoker.router.confirm import Confirmations
+from stoker.router.decisions import Decided, Recent
 from stoker.router.plan import NONE, TOKENS, Basis, Plan, Planner
 from stoker.router.pools import Target
 from stoker.router.prompt import Asked
 from stoker.router.tenants import NOBODY, Caller, Tenants
-from stoker.router.turns import EXPLAINED_REPLICAS, Turns
+from stoker.router.turns import Turns
 from stoker.router.view import View
 
-# What Explain remembers: so many decisions, and as long as they hold no more than so many block keys (40 bytes each).
-_DECISIONS_KEPT = 8192
-_KEYS_KEPT = 1_000_000
 _NOT_IMPLEMENTED = 501  # asks for what this engine cannot do: no replica is at fault
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """A decision that was taken."""
-
-    plan: Plan
-    decision: core.Decision
-    target: Target
-    at: float
-
-    @property
-    def blocks(self) -> int:
-        """Full KV blocks of the prompt."""
-        return len(self.plan.request.keys)
 
 
 class Flight:
@@ -168,6 +150,7 @@ class Router:
         self.confirmations = Confirmations()
         self.clock = clock
         self.tenants = Tenants(tenants or TenantsConfig(), clock)
+        self.recent = Recent()
         self.turns = Turns(queue or QueueConfig(), rng, clock)
         self.in_flight = 0
         self.draining = False
@@ -179,8 +162,6 @@ class Router:
         self._max_in_flight = max_in_flight
         self._rng = rng
         self._announce = announce
-        self._decided: OrderedDict[str, Decided] = OrderedDict()
-        self._keys_kept = 0
 
     async def plan(
         self, asked: Asked, caller: Caller = NOBODY, *, policy: str = "", pinned: str = "", told_late: bool = False
@@ -235,12 +216,11 @@ class Router:
             raise InvalidRequest.field("x-stoker-policy", f"must be one of {', '.join(core.POLICIES)}")
         return wanted
 
-    def choose(self, plan: Plan, tried: frozenset[str] = frozenset(), *, explain: bool = False) -> Decided:
-        """Choose a replica for a plan, none of `tried`. Raises Unavailable where there is none."""
+    def choose(self, plan: Plan, tried: frozenset[str] = frozenset(), *, since: float | None = None) -> Decided:
+        """Choose a replica for a plan that came at `since`, none of `tried`. Raises Unavailable."""
         pool, request, now = plan.pool, _request(plan, tried), self.clock()
-        explain = explain or len(pool.targets) <= EXPLAINED_REPLICAS
-        decision = core.decide(request, pool.fleet, now, self._rng, policy=plan.policy, explain=explain)
-        return _decided(plan, decision, now)
+        decision = core.decide(request, pool.fleet, now, self._rng, policy=plan.policy, explain=True)
+        return _decided(plan, decision, now, now if since is None else since, tried)
 
     async def board(
         self, plan: Plan, request_id: str, tried: frozenset[str] = frozenset(), *, since: float | None = None
@@ -251,24 +231,27 @@ class Router:
         policy never waits.
         Raises Unavailable where no replica can serve, Exhausted where too many wait or the wait is too long.
         """
-        flight = self.board_at_once(plan, request_id, tried)
+        came = self.clock() if since is None else since
+        flight = self.board_at_once(plan, request_id, tried, since=came)
         if flight is not None:
             return flight
         pool = plan.pool
 
         def depart(decision: core.Decision) -> Flight:
-            return self.fly(_decided(plan, decision, self.clock()), request_id)
+            return self.fly(_decided(plan, decision, self.clock(), came, tried), request_id)
 
         request = _request(plan, tried)
         return await self.turns.wait(pool, request, depart, since if tried else None)
 
-    def board_at_once(self, plan: Plan, request_id: str, tried: frozenset[str] = frozenset()) -> Flight | None:
+    def board_at_once(
+        self, plan: Plan, request_id: str, tried: frozenset[str] = frozenset(), *, since: float | None = None
+    ) -> Flight | None:
         """The same where nobody needs to wait; None where it has to. Raises Unavailable."""
         pool = plan.pool
         baseline = plan.policy == core.ROUND_ROBIN
         if not baseline and self.turns.before(pool):
             return None
-        decided = self.choose(plan, tried)
+        decided = self.choose(plan, tried, since=since)
         if not baseline and pool.fleet.busy(decided.decision.replica, decided.at):
             return None
         return self.fly(decided, request_id)
@@ -281,20 +264,8 @@ class Router:
             metrics.of(metrics.PREDICTED, model).inc(decided.decision.cached_tokens)
         if decided.plan.source != NONE:
             self._announce(decided)
-        self._remember(request_id, decided)
+        self.recent.note(request_id, decided)
         return Flight(self, decided)
-
-    def _remember(self, request_id: str, decided: Decided) -> None:
-        before = self._decided.pop(request_id, None)
-        self._decided[request_id] = decided
-        self._keys_kept += decided.blocks - (before.blocks if before is not None else 0)
-        while len(self._decided) > _DECISIONS_KEPT or (self._keys_kept > _KEYS_KEPT and len(self._decided) > 1):
-            _, oldest = self._decided.popitem(last=False)
-            self._keys_kept -= oldest.blocks
-
-    def decided(self, request_id: str) -> Decided | None:
-        """The decision last taken for a request, if it is still remembered."""
-        return self._decided.get(request_id)
 
     def elsewhere(self, decided: Decided, tried: frozenset[str]) -> bool:
         """Whether another replica than the chosen one, and than `tried`, could serve the request now."""
@@ -320,7 +291,8 @@ class Router:
         """Count a request as sent to one of its spares. Raises Unavailable where that has left."""
         self.budget.spend()
         metrics.of(metrics.RETRIES, "taken").inc()
-        return self.fly(self.choose(replace(decided.plan, pinned=target.id)), request_id)
+        tried, plan = decided.tried | decided.target.siblings, replace(decided.plan, pinned=target.id)
+        return self.fly(self.choose(plan, tried - {target.id}, since=decided.since), request_id)
 
     def may_retry(self) -> bool:
         """Spend one retry, if the budget has one."""
@@ -370,8 +342,8 @@ def _request(plan: Plan, tried: frozenset[str]) -> core.Request:
     return replace(plan.request, exclude=tried) if tried else plan.request
 
 
-def _decided(plan: Plan, decision: core.Decision, now: float) -> Decided:
+def _decided(plan: Plan, decision: core.Decision, now: float, since: float, tried: frozenset[str]) -> Decided:
     target = plan.pool.targets.get(decision.replica)
     if target is None:  # cannot be: pool and fleet change together
         raise Unavailable(f"replica {decision.replica} has just left; try again", retry_after_s=0.1)
-    return Decided(plan, decision, target, now)
+    return Decided(plan, decision, target, now, since, tried)

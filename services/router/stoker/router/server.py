@@ -10,11 +10,12 @@ import grpc
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
 from stoker.common.errors import InvalidRequest, NotFound
 from stoker.router import core
+from stoker.router.decisions import Remembered
 from stoker.router.grpc_prompt import of_generate, of_tokenized
 from stoker.router.picking.picker import Picker
 from stoker.router.picking.picks import Event
 from stoker.router.pools import Target
-from stoker.router.routing import Decided, Router
+from stoker.router.routing import Router
 
 SERVICE = "stoker.api.router.v1.RouterService"
 
@@ -43,51 +44,19 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
         """Where a request would go now, or went; NOT_FOUND once a decision is forgotten."""
         subject = request.WhichOneof("subject")
         if subject == "request_id":
-            decided = self._router.decided(request.request_id)
-            if decided is None:
+            remembered = self._router.recent.of(request.request_id)
+            if remembered is None:
                 raise NotFound(
                     f"request {request.request_id!r} is not among the last ones this router decided; "
                     "ask the router that served it, or explain the request itself",
                     reason="DECISION_FORGOTTEN",
                 )
-            return self._explained(decided, self._router.clock() - decided.at)
+            return _explained(remembered, self._router.clock() - remembered.at)
         if subject == "request":
             asked = of_generate(request.request, request.request.SerializeToString())
             plan = await self._router.plan(asked)
-            return self._explained(self._router.choose(plan, explain=True), 0.0)
+            return _explained(Remembered.of(self._router.choose(plan)), 0.0)
         raise InvalidRequest.field("subject", "give one of request and request_id")
-
-    def _explained(self, decided: Decided, age_s: float) -> router_pb2.ExplainResponse:
-        plan, decision = decided.plan, decided.decision
-        considered = {candidate.replica for candidate in decision.candidates} or {decision.replica}
-        return router_pb2.ExplainResponse(
-            decision=router_pb2.Decision(
-                replica_id=decision.replica,
-                reason=decision.reason.value,
-                predicted_cached_tokens=decision.cached_tokens,
-                candidates=[_candidate(candidate) for candidate in decision.candidates],
-                excluded=[
-                    router_pb2.Excluded(replica_id=target.id, reason=self._why_not(target))
-                    for target in plan.pool.targets.values()
-                    if target.id not in considered
-                ],
-            ),
-            prompt_tokens=plan.tokens,
-            blocks=decided.blocks,
-            policy=plan.policy,
-            age_ms=int(age_s * 1000),
-        )
-
-    def _why_not(self, target: Target) -> str:
-        if target.draining:
-            return "draining"
-        if not target.reachable:
-            return "unhealthy"
-        if not target.ready:
-            return "not_ready"
-        if self._health(target) == "ejected":
-            return "ejected"
-        return "not_considered"
 
     def _health(self, target: Target) -> str:
         if not target.reachable:
@@ -177,6 +146,25 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
         )
 
 
+def _explained(remembered: Remembered, age_s: float) -> router_pb2.ExplainResponse:
+    decision = remembered.decision
+    return router_pb2.ExplainResponse(
+        decision=router_pb2.Decision(
+            replica_id=decision.replica,
+            reason=decision.reason.value,
+            predicted_cached_tokens=decision.cached_tokens,
+            candidates=[_candidate(candidate) for candidate in decision.candidates],
+            excluded=[router_pb2.Excluded(replica_id=name, reason=reason) for name, reason in remembered.excluded],
+        ),
+        prompt_tokens=remembered.tokens,
+        blocks=remembered.blocks,
+        policy=remembered.policy,
+        age_ms=int(age_s * 1000),
+        attempt=remembered.attempt,
+        waited_ms=round(remembered.waited_s * 1000),
+    )
+
+
 def _candidate(candidate: core.Candidate) -> router_pb2.Candidate:
     matched, confidence = candidate.exact, "exact"
     if candidate.speculative > candidate.exact:
@@ -190,4 +178,7 @@ def _candidate(candidate: core.Candidate) -> router_pb2.Candidate:
         matched_tokens=matched,
         confidence=confidence if matched else "none",
         ring_rank=candidate.ring_rank,
+        adds_tokens=int(candidate.weight),
+        credited_tokens=candidate.cached,
+        trust=candidate.trust,
     )

@@ -16,9 +16,6 @@ from stoker.router.pools import Pool
 # After a look at who may go, at least so many times as long for everything else: ends come by the thousand a second.
 _REST = 3.0
 
-EXPLAINED_REPLICAS = 64
-"""Decisions over more replicas than this are explained on demand only."""
-
 
 class Boarded(Protocol):
     """A request that has its replica and is counted there."""
@@ -120,8 +117,7 @@ class Turns:
             line.timer = asyncio.get_running_loop().call_later(core.RETRY_S, self._again, pool, line)
 
     def _grant(self, pool: Pool, line: _Line) -> None:
-        explain = len(pool.targets) <= EXPLAINED_REPLICAS
-        while (grant := line.queue.grant(pool.fleet, self._clock(), self._rng, explain=explain)) is not None:
+        while (grant := line.queue.grant(pool.fleet, self._clock(), self._rng, explain=True)) is not None:
             waiting = line.waiting.pop(grant.ticket, None)
             if waiting is None or waiting.turn.done():
                 continue

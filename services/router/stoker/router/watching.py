@@ -22,7 +22,7 @@ from stoker.registry.client import (
 )
 from stoker.registry.client.events import FleetEvent
 from stoker.router import core, metrics
-from stoker.router.routing import Decided
+from stoker.router.decisions import Decided
 from stoker.router.view import View
 
 log = structlog.get_logger(__name__)

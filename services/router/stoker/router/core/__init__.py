@@ -30,6 +30,7 @@ from stoker.common.retries import RetryBudget
 from stoker.router.core.admission import RETRY_S, AdmissionQueue, Grant
 from stoker.router.core.alternatives import alternatives
 from stoker.router.core.decide import POLICIES, ROUND_ROBIN, STOKER, decide
+from stoker.router.core.explanation import Explanation
 from stoker.router.core.fairness import Fairness
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.health import Health, HealthConfig, Outcome
@@ -66,6 +67,7 @@ __all__ = [
     "Decision",
     "Delta",
     "Dispatched",
+    "Explanation",
     "Fairness",
     "Fleet",
     "Grant",

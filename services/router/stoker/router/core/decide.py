@@ -49,6 +49,8 @@ def decide(
         over_bound=not opened,
         candidates=_explained(weighed, fleet) if explain else (),
         shown_tokens=request.block_size * int(found.exact[best]) if trusted else 0,
+        cost=float(weighed.cost[best]),
+        considered=len(panel),
     )
 
 
@@ -207,4 +209,4 @@ def _round_robin(request: Request, fleet: Fleet, panel: Panel) -> Decision:
     ids = sorted(panel.ids)
     chosen = ids[fleet.turn % len(ids)]
     fleet.turn += 1
-    return Decision(chosen, Reason.ROUND_ROBIN, 0, request.prompt_tokens, over_bound=False)
+    return Decision(chosen, Reason.ROUND_ROBIN, 0, request.prompt_tokens, over_bound=False, considered=len(ids))

@@ -36,6 +36,11 @@ class Explanation(Sequence[Candidate]):
         self._bound = bound
         self._evidence = evidence
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Every candidate's id; one object for as long as the same replicas may serve."""
+        return self._ids
+
     def _told(self) -> list[Candidate]:
         cost, load, weight = self._weights
         (exact, speculative, cached, trust), ranks = self._evidence()

@@ -113,7 +113,8 @@ class Decision(NamedTuple):
     `cached_tokens` is the predicted hit; `prefill_tokens` what is left to compute. `over_bound` is set
     when no replica was open and the least loaded took it. `shown_tokens` is the part of the prompt that the
     replica's digest shows, 0 for a digest in doubt. `candidates` lists every replica considered when
-    the decision was asked to explain itself, and is empty otherwise.
+    the decision was asked to explain itself, and is empty otherwise; `considered` is their number in any case.
+    `cost` is that of the chosen one, None where nothing was weighed.
     """
 
     replica: str
@@ -123,6 +124,8 @@ class Decision(NamedTuple):
     over_bound: bool
     candidates: Sequence[Candidate] = ()
     shown_tokens: int = 0
+    cost: float | None = None
+    considered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 from stoker.common.addresses import host_and_port
 from stoker.common.errors import InvalidRequest
 from stoker.router.config import RouterConfig
+from stoker.router.decisions import DECISION_HEADER, REPLICA_HEADER
 from stoker.router.envoy.access_log import FLIGHT_HEADER
 from stoker.router.envoy.check import CHECKED, RETRIES_HEADER, TIMEOUT_HEADER, endpoint_header, replica_header
 from stoker.router.envoy.protocol import STAND_INS
@@ -141,7 +142,7 @@ def _answered_by(config: RouterConfig) -> dict[str, Any]:
         replica = (
             f'upstream.request_attempt_count == {number} ? request.headers["{replica_header(number)}"] : {replica}'
         )
-    header = {"key": "x-stoker-replica", "value": f"%CEL({replica})%"}
+    header = {"key": REPLICA_HEADER, "value": f"%CEL({replica})%"}
     return {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
 
 
@@ -149,7 +150,7 @@ def _authorization(config: RouterConfig) -> dict[str, Any]:
     upstream = [FLIGHT_HEADER, TIMEOUT_HEADER, RETRIES_HEADER, RANK_HEADER, "x-request-id"]
     for number in _tries(config):
         upstream += [endpoint_header(number), replica_header(number)]
-    told = ["x-stoker-reason", "x-request-id"]
+    told = [DECISION_HEADER, "x-request-id"]
     asked = ["content-type", "authorization", "x-request-id", config.tenants.header, *OUR_HEADERS]
     return {
         "@type": f"{_TYPE}extensions.filters.http.ext_authz.v3.ExtAuthz",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from stoker.common.errors import NotFound, StokerError
 from stoker.router import metrics
 from stoker.router.config import LimitsConfig
+from stoker.router.decisions import DECISION_HEADER, Decided, described
 from stoker.router.envoy.access_log import FLIGHT_HEADER
 from stoker.router.envoy.addresses import Addresses
 from stoker.router.envoy.flights import Flights
@@ -28,7 +29,7 @@ from stoker.router.plan import TOKENS, Plan
 from stoker.router.pools import Target
 from stoker.router.prompt import RESPONSES
 from stoker.router.recall import Known, Recall
-from stoker.router.routing import Admission, Decided, Flight, Router
+from stoker.router.routing import Admission, Flight, Router
 
 TIMEOUT_HEADER = "x-envoy-upstream-rq-timeout-ms"
 RETRIES_HEADER = "x-envoy-max-retries"
@@ -182,7 +183,7 @@ class Checks:
             headers = {endpoint_header(1): address, replica_header(1): target.id, **target.headers}
             spares = self._spares(flight.decided, headers, check.ask.only)
             left_s = check.deadline - asyncio.get_running_loop().time()
-            headers["x-stoker-reason"] = flight.decided.decision.reason.value
+            headers[DECISION_HEADER] = described(flight.decided)
             headers["x-request-id"] = check.request_id
             headers[TIMEOUT_HEADER] = str(max(1, int(1000 * left_s)))
         except BaseException:

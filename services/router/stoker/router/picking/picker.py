@@ -8,12 +8,13 @@ import secrets
 from dataclasses import dataclass
 
 from stoker.common.errors import Exhausted
+from stoker.router.decisions import Decided
 from stoker.router.picking.picks import Picks
 from stoker.router.picking.signing import Signer
 from stoker.router.plan import TOKENS, Plan
 from stoker.router.pools import Target
 from stoker.router.prompt import Asked
-from stoker.router.routing import Decided, Flight, Router
+from stoker.router.routing import Flight, Router
 from stoker.router.tenants import Caller
 
 MOST_ALTERNATIVES = 8

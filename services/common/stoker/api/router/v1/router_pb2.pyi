@@ -334,7 +334,9 @@ class ExplainRequest(Message):
     REQUEST_FIELD_NUMBER: int
     REQUEST_ID_FIELD_NUMBER: int
     request_id: str
-    """Id of a request this router decided lately."""
+    """Id of a request this router decided lately; NOT_FOUND where it is not remembered. Any router of a fleet may
+    have decided it: ask all.
+    """
     @property
     def request(self) -> GenerateRequest:
         """A request, as Generate takes it."""
@@ -360,6 +362,8 @@ class ExplainResponse(Message):
     BLOCKS_FIELD_NUMBER: int
     POLICY_FIELD_NUMBER: int
     AGE_MS_FIELD_NUMBER: int
+    ATTEMPT_FIELD_NUMBER: int
+    WAITED_MS_FIELD_NUMBER: int
     prompt_tokens: int
     """Prompt tokens; unset where the router could not tokenize."""
     blocks: int
@@ -368,6 +372,10 @@ class ExplainResponse(Message):
     """Policy that decided."""
     age_ms: int
     """Decided at, milliseconds before now; 0 for one made by this call."""
+    attempt: int
+    """Which try this decision was for, from 1; those before it failed."""
+    waited_ms: int
+    """Waited in the router before it, milliseconds; tries before it included."""
     @property
     def decision(self) -> Decision:
         """The decision."""
@@ -380,9 +388,11 @@ class ExplainResponse(Message):
         blocks: int = ...,
         policy: str = ...,
         age_ms: int = ...,
+        attempt: int = ...,
+        waited_ms: int = ...,
     ) -> None: ...
     def HasField(self, field_name: Literal["_prompt_tokens", b"_prompt_tokens", "decision", b"decision", "prompt_tokens", b"prompt_tokens"]) -> bool: ...
-    def ClearField(self, field_name: Literal["_prompt_tokens", b"_prompt_tokens", "age_ms", b"age_ms", "blocks", b"blocks", "decision", b"decision", "policy", b"policy", "prompt_tokens", b"prompt_tokens"]) -> None: ...
+    def ClearField(self, field_name: Literal["_prompt_tokens", b"_prompt_tokens", "age_ms", b"age_ms", "attempt", b"attempt", "blocks", b"blocks", "decision", b"decision", "policy", b"policy", "prompt_tokens", b"prompt_tokens", "waited_ms", b"waited_ms"]) -> None: ...
     def WhichOneof(self, oneof_group: Literal["_prompt_tokens", b"_prompt_tokens"]) -> Literal["prompt_tokens"] | None: ...
 
 @final
@@ -399,7 +409,7 @@ class Decision(Message):
     replica_id: str
     """Replica chosen; empty where none can serve."""
     reason: str
-    """Stable reason: "exact", "speculative", "ring", "least_loaded", "round_robin", "panic" …"""
+    """Stable reason: "exact", "speculative", "ring", "spill", "least_loaded", "round_robin", "panic" …"""
     predicted_cached_tokens: int
     """Prompt tokens expected in its cache."""
     @property
@@ -435,6 +445,9 @@ class Candidate(Message):
     MATCHED_TOKENS_FIELD_NUMBER: int
     CONFIDENCE_FIELD_NUMBER: int
     RING_RANK_FIELD_NUMBER: int
+    ADDS_TOKENS_FIELD_NUMBER: int
+    CREDITED_TOKENS_FIELD_NUMBER: int
+    TRUST_FIELD_NUMBER: int
     replica_id: str
     """The replica."""
     cost_s: float
@@ -451,6 +464,12 @@ class Candidate(Message):
     """Where that expectation comes from: "exact", "speculative" or "none"."""
     ring_rank: int
     """Place in ring order, from 0."""
+    adds_tokens: int
+    """What the request would add to the load here, tokens."""
+    credited_tokens: float
+    """What the matched tokens are worth after tier and confidence, tokens."""
+    trust: float
+    """Trust in its digest, 0 to 1; 0 where it has none."""
     def __init__(
         self,
         *,
@@ -462,8 +481,11 @@ class Candidate(Message):
         matched_tokens: int = ...,
         confidence: str = ...,
         ring_rank: int = ...,
+        adds_tokens: int = ...,
+        credited_tokens: float = ...,
+        trust: float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["bound_tokens", b"bound_tokens", "confidence", b"confidence", "cost_s", b"cost_s", "load_tokens", b"load_tokens", "matched_tokens", b"matched_tokens", "open", b"open", "replica_id", b"replica_id", "ring_rank", b"ring_rank"]) -> None: ...
+    def ClearField(self, field_name: Literal["adds_tokens", b"adds_tokens", "bound_tokens", b"bound_tokens", "confidence", b"confidence", "cost_s", b"cost_s", "credited_tokens", b"credited_tokens", "load_tokens", b"load_tokens", "matched_tokens", b"matched_tokens", "open", b"open", "replica_id", b"replica_id", "ring_rank", b"ring_rank", "trust", b"trust"]) -> None: ...
 
 @final
 class Excluded(Message):
@@ -476,7 +498,9 @@ class Excluded(Message):
     replica_id: str
     """The replica."""
     reason: str
-    """Stable reason: "draining", "ejected", "unhealthy", "not_ready", "wrong_role", "tokenizer_mismatch" …"""
+    """Stable reason: "draining", "ejected", "unhealthy", "not_ready", "no_adapter", "already_tried",
+    "pinned_elsewhere" or "not_considered".
+    """
     def __init__(
         self,
         *,

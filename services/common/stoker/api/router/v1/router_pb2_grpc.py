@@ -62,7 +62,8 @@ class RouterServiceServicer(object):
     """
 
     def Explain(self, request, context):
-        """Where a request would go now, and why: every candidate's cost, bound and confidence. Routes nothing.
+        """Where a request would go now, or went lately, and why: every candidate's cost, bound and confidence. Routes
+        nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -133,7 +133,9 @@ class RouterServiceStub(typing.Generic[_RouterServiceExplainType, _RouterService
     ], channel: grpc.aio.Channel) -> None: ...
 
     Explain: _RouterServiceExplainType
-    """Where a request would go now, and why: every candidate's cost, bound and confidence. Routes nothing."""
+    """Where a request would go now, or went lately, and why: every candidate's cost, bound and confidence. Routes
+    nothing.
+    """
 
     GetView: _RouterServiceGetViewType
     """The fleet as this router sees it."""
@@ -174,7 +176,9 @@ class RouterServiceServicer(metaclass=abc.ABCMeta):
         request: stoker.api.router.v1.router_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> typing.Union[stoker.api.router.v1.router_pb2.ExplainResponse, collections.abc.Awaitable[stoker.api.router.v1.router_pb2.ExplainResponse]]:
-        """Where a request would go now, and why: every candidate's cost, bound and confidence. Routes nothing."""
+        """Where a request would go now, or went lately, and why: every candidate's cost, bound and confidence. Routes
+        nothing.
+        """
 
     @abc.abstractmethod
     def GetView(
