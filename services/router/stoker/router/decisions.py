@@ -19,7 +19,7 @@ _KEPT_BYTES = 64 * 1024 * 1024
 # By measurement, rounded up: of one decision, and of each candidate that it can still explain.
 _DECISION_BYTES = 2560
 _CANDIDATE_BYTES = 80
-# What all decisions over the same replicas share, the ring above all, for each of these; the first is charged with it.
+# What all decisions over the same replicas share, the ring above all, for each of these; the first is charged for it.
 _SHARED_BYTES = 2560
 
 
