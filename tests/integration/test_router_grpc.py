@@ -293,6 +293,28 @@ async def test_two_routers_that_share_nothing_agree(fleet: Fleet) -> None:
             assert len(homes) == 1, f"family {family}: {homes}"
 
 
+async def test_a_router_that_starts_late_knows_what_is_resident(fleet: Fleet) -> None:
+    """It was told nothing of what others sent: the digests alone have it."""
+    request = text("Who comes late finds the fire lit. " * 60)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{fleet.router.rpc.port}") as channel:
+        stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        home = (await generate(stub, request))[0].started.replica_id
+    target = fleet.router.view.targets[home]
+    await eventually(lambda: target.known_blocks > 0, "the digest of what was served")
+    endpoints = [registry.endpoint for registry in fleet.registries]
+    async with running_router(f"registries={endpoints}") as late:
+        await late.watch()
+        await until("the late router is ready", lambda: all_ready(late, fleet.replicas))
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{late.rpc.port}") as channel:
+            explainer: Any = router_pb2_grpc.RouterServiceStub(channel)
+
+            async def found() -> bool:
+                explained = await explainer.Explain(router_pb2.ExplainRequest(request=request))
+                return (explained.decision.replica_id, explained.decision.reason) == (home, "exact")
+
+            await until("it knows where the prompt lies", found, within_s=5.0)
+
+
 async def test_what_one_router_sent_another_knows_before_it_is_computed(
     tmp_path: Path, etcd_alone: EtcdServer
 ) -> None:

@@ -62,7 +62,7 @@ def test_each_request_ends_once_and_nothing_is_left(steps: list[Request | str], 
         pump(10.0)
     assert not waiting
     assert len(queue) == 0
-    assert queue.drain_s(made) == 0.0
+    assert queue.drain_s(made, 0.0) == 0.0
     assert made.load.in_flight == 0
 
 

@@ -194,7 +194,7 @@ def test_who_leaves_is_not_granted_and_frees_a_place() -> None:
     queue.leave(ticket)
     queue.leave(ticket)
     assert queue.grant(made, 0.0, RNG) is None
-    assert queue.drain_s(made) == 0.0
+    assert queue.drain_s(made, 0.0) == 0.0
     join(queue, made, prompt(1, 10), 0.0)
 
 

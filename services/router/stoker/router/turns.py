@@ -60,7 +60,7 @@ class Turns:
     def drain_s(self, pool: Pool) -> float:
         """In how many seconds those who wait for a pool are served, as far as can be said; at least 0.1."""
         line = self._lines.get(pool)
-        return max(0.1, line.queue.drain_s(pool.fleet)) if line is not None else 0.1
+        return max(0.1, line.queue.drain_s(pool.fleet, self._clock())) if line is not None else 0.1
 
     def __len__(self) -> int:
         return sum(len(line.queue) for line in self._lines.values())
@@ -94,7 +94,7 @@ class Turns:
                 f"no replica of {pool.model} had room within {self._config.longest_s:g} s (queue.longest_s); "
                 "try again later, or scale the deployment up",
                 reason="QUEUE_TIMEOUT",
-                retry_after_s=max(0.1, line.queue.drain_s(pool.fleet)),
+                retry_after_s=max(0.1, line.queue.drain_s(pool.fleet, self._clock())),
             ) from None
         finally:
             line.queue.leave(ticket)

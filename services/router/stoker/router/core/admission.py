@@ -77,7 +77,7 @@ class AdmissionQueue:
         came back, which was let in before.
         """
         if since is None and len(self._waiting) >= self._limit:
-            self._make_room(request.tenant, self._full(fleet))
+            self._make_room(request.tenant, self._full(fleet, now))
         ticket = self._next
         self._next += 1
         waiting = _Waiting(ticket, request, now if since is None else since)
@@ -93,12 +93,12 @@ class AdmissionQueue:
         self._prompt_tokens += request.prompt_tokens
         return ticket
 
-    def _full(self, fleet: Fleet) -> Exhausted:
+    def _full(self, fleet: Fleet, now: float) -> Exhausted:
         return Exhausted(
             f"{len(self._waiting)} requests wait for a replica of this model, as many as may; "
             "try again later, or scale the deployment up",
             reason="QUEUE_FULL",
-            retry_after_s=max(0.1, self.drain_s(fleet)),
+            retry_after_s=max(0.1, self.drain_s(fleet, now)),
         )
 
     def _make_room(self, tenant: str, full: Exhausted) -> None:
@@ -125,10 +125,15 @@ class AdmissionQueue:
         if not band:
             del self._bands[gone.request.priority]
 
-    def drain_s(self, fleet: Fleet) -> float:
-        """Return in how many seconds all that wait are gone: computed, if nothing is cached, or given up."""
-        rate = sum(rate for name, rate in fleet.rates.items() if fleet.replicas[name].ready)
-        return min(self._longest_s, self._prompt_tokens / rate) if rate else 1.0
+    def drain_s(self, fleet: Fleet, now: float) -> float:
+        """Return in how many seconds all that wait are gone: computed, if nothing is cached, or given up.
+
+        What the replicas have still to compute goes before them.
+        """
+        rates = {name: rate for name, rate in fleet.rates.items() if fleet.replicas[name].ready}
+        before = sum(fleet.load.backlog(name, rate, now) * rate for name, rate in rates.items())
+        rate = sum(rates.values())
+        return min(self._longest_s, (before + self._prompt_tokens) / rate) if rate else 1.0
 
     def grant(self, fleet: Fleet, now: float, rng: Random, *, explain: bool = False) -> Grant | None:
         """Take the request that goes next out of the queue, or that must go for others; None while all must wait.

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from stoker.common.errors import Exhausted
 
+_SOON_S = 1e-6  # sums of small steps do not come out even: who waited as told may be early by their last digits
 _KEPT = 16_384  # tenants are named by callers: what is remembered of them is bounded
 
 
@@ -59,15 +60,21 @@ class TenantMeter:
             if len(self._buckets) > _KEPT:
                 self._buckets.popitem(last=False)
         self._buckets.move_to_end(tenant)
-        for what, rate, amount, bucket in zip(("requests", "tokens"), rates, amounts, buckets, strict=True):
-            missing = bucket.missing(rate, limits.burst_s, amount, now)
-            if rate and missing > 0:
-                raise Exhausted(
-                    f"tenant {tenant or 'without a name'} has used its {rate:g} {what}/s "
-                    f"({rate * limits.burst_s:g} at once); try again after the delay",
-                    reason="TENANT_LIMIT",
-                    retry_after_s=missing / rate,
-                )
+        waits = {
+            what: bucket.missing(rate, limits.burst_s, amount, now) / rate
+            for what, rate, amount, bucket in zip(("requests", "tokens"), rates, amounts, buckets, strict=True)
+            if rate
+        }
+        # Whoever waits for one of them must not be sent away for the other then.
+        what, wait = max(waits.items(), key=lambda item: item[1])
+        if wait > _SOON_S:
+            rate = getattr(limits, f"{what}_per_s")
+            raise Exhausted(
+                f"tenant {tenant or 'without a name'} has used its {rate:g} {what}/s "
+                f"({rate * limits.burst_s:g} at once); try again after the delay",
+                reason="TENANT_LIMIT",
+                retry_after_s=wait,
+            )
         for rate, amount, bucket in zip(rates, amounts, buckets, strict=True):
             if rate:
                 bucket.level -= amount
