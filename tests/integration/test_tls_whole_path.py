@@ -82,7 +82,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Secur
                 return any(node.node_id == "node-a" for node in (await client.get_fleet()).records.nodes)
 
             await until("the agent is known", node_known, within_s=30)
-            await assign(client, "node-a", 2, [*SPEC_ARGS, "--sim-speed", "20"])
+            await assign(client, ["node-a"], 2, [*SPEC_ARGS, "--sim-speed", "20"])
         settings = ["listen.grpc=127.0.0.1:0", "listen.http=127.0.0.1:0", *QUICK, *files.settings()]
         config = load(RouterConfig, None, [*settings, f"registries=[{registry.endpoint}]"])
         http = Tls(ServerTlsConfig(str(files.certificate), str(files.key)), "http_tls")

@@ -1,4 +1,4 @@
-"""A small fleet without a planner: etcd, registries, one agent with simulated engines, a router in process."""
+"""A small fleet without a planner: etcd, registries, agents with simulated engines, a router in process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,18 @@ class Fleet:
 
     etcd: EtcdServer
     registries: list[Registry]
-    agent: Agent
+    agents: list[Agent]
     router: RouterApp
     replicas: int
 
+    @property
+    def agent(self) -> Agent:
+        """The first, mostly the only one."""
+        return self.agents[0]
 
-async def assign(client: RegistryClient, node_id: str, replicas: int, engine_args: Sequence[str]) -> None:
-    """Place replicas tiny-0 … on a node, as a planner would."""
+
+async def assign(client: RegistryClient, nodes: Sequence[str], replicas: int, engine_args: Sequence[str]) -> None:
+    """Place replicas tiny-0 … on nodes in turn, as a planner would."""
     spec = common_pb2.DeploymentSpec(
         name="tiny", model=str(cached(TINY)), engine="sim", replicas=replicas, engine_args=engine_args
     )
@@ -46,7 +51,7 @@ async def assign(client: RegistryClient, node_id: str, replicas: int, engine_arg
                 deployment="tiny",
                 spec=deployment.spec,
                 generation=deployment.generation,
-                members=[records_pb2.GangMember(rank=0, node_id=node_id)],
+                members=[records_pb2.GangMember(rank=0, node_id=nodes[ordinal % len(nodes)])],
                 wanted=records_pb2.WANTED_RUN,
             )
             for ordinal in range(replicas)
@@ -76,8 +81,10 @@ async def running_fleet(
     *,
     replicas: int = 2,
     registries: int = 1,
+    nodes: int = 1,
     args: Sequence[str] = ("--sim-speed", "20"),
     settings: Sequence[str] = (),
+    agent_settings: Sequence[str] = (),
 ) -> AsyncIterator[Fleet]:
     """Everything up, and down again at the end."""
     with contextlib.ExitStack() as held:
@@ -86,15 +93,16 @@ async def running_fleet(
             registry.start()
             held.callback(registry.kill)
         endpoints = [registry.endpoint for registry in told]
-        agent = held.enter_context(Agent(folder, "node-a", endpoints).running())
+        names = [f"node-{chr(ord('a') + number)}" for number in range(nodes)]
+        agents = [held.enter_context(Agent(folder, name, endpoints, *agent_settings).running()) for name in names]
         async with RegistryClient(endpoints) as client:
 
-            async def node_known() -> bool:
-                return any(node.node_id == "node-a" for node in (await client.get_fleet()).records.nodes)
+            async def nodes_known() -> bool:
+                return {node.node_id for node in (await client.get_fleet()).records.nodes} >= set(names)
 
-            await until("the agent is known", node_known)
-            await assign(client, "node-a", replicas, [*SPEC_ARGS, *args])
+            await until("the agents are known", nodes_known)
+            await assign(client, names, replicas, [*SPEC_ARGS, *args])
         async with running_router(f"registries={endpoints}", *settings) as router:
             await router.watch()
             await until("all replicas ready and alike", lambda: all_ready(router, replicas), within_s=40)
-            yield Fleet(etcd, told, agent, router, replicas)
+            yield Fleet(etcd, told, agents, router, replicas)

@@ -66,7 +66,7 @@ class Gate:
                 reason="TICKET_STALE",
             )
         until = ticket.expires + self._config.skew_s
-        if not self._used.use(ticket.nonce + replica_id.encode(), until, now):
+        if not self._used.use(ticket.nonce, until, now):
             raise TicketRefused("the ticket was used before; it is for one request: pick again", reason="TICKET_USED")
         return ticket
 

@@ -91,10 +91,11 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
             request_id=picked.request_id,
             places=[
                 router_pb2.Place(
-                    replica_id=target.id,
+                    replica_id=target.record.replica_id,
                     agent_endpoint=target.record.agent_endpoint,
                     http_url=target.url,
                     ticket=ticket,
+                    rank=target.rank,
                 )
                 for target, ticket in picked.places
             ],
@@ -112,7 +113,7 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
         for report in request.reports:
             event = _EVENTS.get(report.event)
             if event is not None:
-                self._picker.picks.tell(report.pick_id, event, report.replica_id)
+                self._picker.picks.tell(report.pick_id, event, report.place, fault=report.fault)
         return router_pb2.ReportPicksResponse()
 
     async def GetView(  # noqa: N802 - gRPC's name

@@ -56,7 +56,8 @@ class Told(msgspec.Struct, frozen=True):
 
     pick_id: str
     event: Event
-    replica_id: str = ""
+    place: int = 0
+    fault: bool = False
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -64,6 +65,7 @@ class _Place(msgspec.Struct, frozen=True):
     agent_endpoint: str
     http_url: str
     ticket: str
+    rank: int | None
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -154,7 +156,7 @@ class PickEndpoint:
         if len(events) > _MOST_REPORTS:
             raise InvalidRequest(f"{len(events)} reports at once; send at most {_MOST_REPORTS}")
         for told in events:
-            self._picker.picks.tell(told.pick_id, told.event, told.replica_id)
+            self._picker.picks.tell(told.pick_id, told.event, told.place, fault=told.fault)
         return Answer(200, _JSON, b"{}")
 
 
@@ -214,7 +216,9 @@ def _answer(picked: Picked) -> _Answer:
     return _Answer(
         pick_id=picked.pick_id,
         request_id=picked.request_id,
-        places=[_Place(t.id, t.record.agent_endpoint, t.url, ticket) for t, ticket in picked.places],
+        places=[
+            _Place(t.record.replica_id, t.record.agent_endpoint, t.url, ticket, t.rank) for t, ticket in picked.places
+        ],
         reason=picked.decided.decision.reason.value,
         prompt_tokens=picked.tokens,
         predicted_cached_tokens=picked.cached_tokens,

@@ -80,7 +80,7 @@ class Picker:
             except BaseException:
                 flight.abandon()
                 raise
-            places = frozenset(target.id for target, _ in picked.places)
+            places = tuple(target.id for target, _ in picked.places)
             self.picks.open(picked.pick_id, flight, held.pop_all(), request_id, places)
         return picked
 

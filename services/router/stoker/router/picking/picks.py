@@ -29,7 +29,7 @@ class _Pick:
     flight: Flight
     admission: contextlib.ExitStack
     request_id: str
-    places: frozenset[str]
+    places: tuple[str, ...]
     began: float
     until: float
     token_seen: bool = False
@@ -53,14 +53,17 @@ class Picks:
         return len(self._open)
 
     def open(
-        self, name: str, flight: Flight, admission: contextlib.ExitStack, request_id: str, places: frozenset[str]
+        self, name: str, flight: Flight, admission: contextlib.ExitStack, request_id: str, places: tuple[str, ...]
     ) -> None:
         """Take over a flight and its place in the router, under a name that nobody can guess."""
         now = self._router.clock()
         self._open[name] = _Pick(flight, admission, request_id, places, now, now + self._unheard_s)
 
-    def tell(self, name: str, event: Event, replica: str = "") -> None:
-        """Something happened to one. What is not known (any more) is passed over."""
+    def tell(self, name: str, event: Event, place: int = 0, *, fault: bool = False) -> None:
+        """Something happened to one. What is not known (any more) is passed over.
+
+        With MOVED, `place` is where it goes, and `fault` says that the one before failed.
+        """
         pick = self._open.get(name)
         if pick is None:
             return
@@ -72,7 +75,7 @@ class Picks:
                 pick.flight.first_token()
                 metrics.of(metrics.TTFT, API).observe(now - pick.began)
             case Event.MOVED:
-                self._move(name, pick, replica)
+                self._move(name, pick, place, fault=fault)
             case Event.SERVED:
                 pick.flight.served()
                 self._end(name, "ok")
@@ -83,15 +86,16 @@ class Picks:
             case Event.DROPPED:
                 self._end(name, "cancelled")
 
-    def _move(self, name: str, pick: _Pick, replica: str) -> None:
+    def _move(self, name: str, pick: _Pick, place: int, *, fault: bool) -> None:
         """Count a request where it goes now."""
         before = pick.flight.decided
-        if pick.token_seen or replica not in pick.places or replica == before.target.id:
+        if pick.token_seen or not 0 <= place < len(pick.places) or pick.places[place] == before.target.id:
             return
-        pick.flight.erred()
+        if fault:
+            pick.flight.erred()
         pick.flight.abandon()
         try:
-            decided = self._router.choose(replace(before.plan, pinned=replica))
+            decided = self._router.choose(replace(before.plan, pinned=pick.places[place]))
         except Unavailable:
             del self._open[name]
             pick.admission.close()

@@ -29,7 +29,7 @@ class Signer:
         self._renew_at = 0.0
 
     def tickets(self, plan: Plan, targets: list[Target], nonce: bytes) -> list[str]:
-        """One for each place that a request may go to; they share the nonce."""
+        """One for each place that a request may go to."""
         keys = self._file.keys
         if keys is None:
             return [""] * len(targets)
@@ -38,8 +38,19 @@ class Signer:
         prompt = request.prompt_tokens if plan.source == TOKENS else 0
         output = request.output_tokens if plan.output_bounded else 0
         return [
-            keys.sign(Ticket(nonce, expires, target.id, target.record.epoch, request.tenant, prompt, output))
-            for target in targets
+            # A nonce each: two places may be ranks of one replica.
+            keys.sign(
+                Ticket(
+                    nonce + bytes((place,)),
+                    expires,
+                    target.record.replica_id,
+                    target.record.epoch,
+                    request.tenant,
+                    prompt,
+                    output,
+                )
+            )
+            for place, target in enumerate(targets)
         ]
 
     def own_pass(self) -> str:

@@ -26,7 +26,7 @@ from stoker.api.inference.v1 import inference_pb2 as stoker_dot_api_dot_inferenc
 from stoker.api.registry.v1 import records_pb2 as stoker_dot_api_dot_registry_dot_v1_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!stoker/api/router/v1/router.proto\x12\x14stoker.api.router.v1\x1a\'stoker/api/inference/v1/inference.proto\x1a$stoker/api/registry/v1/records.proto\"\xe7\x01\n\x0bPickRequest\x12;\n\x07request\x18\x01 \x01(\x0b\x32(.stoker.api.inference.v1.GenerateRequestH\x00\x12:\n\ttokenized\x18\x02 \x01(\x0b\x32%.stoker.api.router.v1.TokenizedPromptH\x00\x12\x18\n\x0bmax_wait_ms\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x0c\x61lternatives\x18\x04 \x01(\rH\x02\x88\x01\x01\x42\t\n\x07subjectB\x0e\n\x0c_max_wait_msB\x0f\n\r_alternatives\"\x93\x02\n\x0fTokenizedPrompt\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\ttoken_ids\x18\x02 \x01(\x0cH\x00\x12\x14\n\nblock_keys\x18\x03 \x01(\x0cH\x00\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\t\n\x01n\x18\x07 \x01(\r\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x12\n\nsession_id\x18\t \x01(\t\x12\x15\n\x08priority\x18\n \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x0b \x01(\tB\x08\n\x06promptB\r\n\x0b_max_tokensB\x0b\n\t_priority\"\x8a\x02\n\x0cPickResponse\x12\x0f\n\x07pick_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12+\n\x06places\x18\x03 \x03(\x0b\x32\x1b.stoker.api.router.v1.Place\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x1a\n\rprompt_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x12$\n\x17predicted_cached_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x15\n\rexpires_in_ms\x18\x07 \x01(\x04\x12\x11\n\twaited_ms\x18\x08 \x01(\x04\x42\x10\n\x0e_prompt_tokensB\x1a\n\x18_predicted_cached_tokens\"U\n\x05Place\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61gent_endpoint\x18\x02 \x01(\t\x12\x10\n\x08http_url\x18\x03 \x01(\t\x12\x0e\n\x06ticket\x18\x04 \x01(\t\"G\n\x12ReportPicksRequest\x12\x31\n\x07reports\x18\x01 \x03(\x0b\x32 .stoker.api.router.v1.PickReport\"a\n\nPickReport\x12\x0f\n\x07pick_id\x18\x01 \x01(\t\x12.\n\x05\x65vent\x18\x02 \x01(\x0e\x32\x1f.stoker.api.router.v1.PickEvent\x12\x12\n\nreplica_id\x18\x03 \x01(\t\"\x15\n\x13ReportPicksResponse\"n\n\x0e\x45xplainRequest\x12;\n\x07request\x18\x01 \x01(\x0b\x32(.stoker.api.inference.v1.GenerateRequestH\x00\x12\x14\n\nrequest_id\x18\x02 \x01(\tH\x00\x42\t\n\x07subject\"\xc5\x01\n\x0f\x45xplainResponse\x12\x30\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x1e.stoker.api.router.v1.Decision\x12\x1a\n\rprompt_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\x11\n\twaited_ms\x18\x07 \x01(\x04\x42\x10\n\x0e_prompt_tokens\"\xb6\x01\n\x08\x44\x65\x63ision\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1f\n\x17predicted_cached_tokens\x18\x03 \x01(\r\x12\x33\n\ncandidates\x18\x04 \x03(\x0b\x32\x1f.stoker.api.router.v1.Candidate\x12\x30\n\x08\x65xcluded\x18\x05 \x03(\x0b\x32\x1e.stoker.api.router.v1.Excluded\"\xe4\x01\n\tCandidate\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63ost_s\x18\x02 \x01(\x01\x12\x13\n\x0bload_tokens\x18\x03 \x01(\x04\x12\x14\n\x0c\x62ound_tokens\x18\x04 \x01(\x04\x12\x0c\n\x04open\x18\x05 \x01(\x08\x12\x16\n\x0ematched_tokens\x18\x06 \x01(\r\x12\x12\n\nconfidence\x18\x07 \x01(\t\x12\x11\n\tring_rank\x18\x08 \x01(\r\x12\x13\n\x0b\x61\x64\x64s_tokens\x18\t \x01(\x04\x12\x17\n\x0f\x63redited_tokens\x18\n \x01(\x01\x12\r\n\x05trust\x18\x0b \x01(\x01\".\n\x08\x45xcluded\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x10\n\x0eGetViewRequest\"\xe4\x01\n\x0fGetViewResponse\x12\x33\n\x08replicas\x18\x01 \x03(\x0b\x32!.stoker.api.router.v1.ReplicaView\x12Q\n\x0fregistry_age_ms\x18\x02 \x03(\x0b\x32\x38.stoker.api.router.v1.GetViewResponse.RegistryAgeMsEntry\x12\x13\n\x0bstatic_view\x18\x03 \x01(\x08\x1a\x34\n\x12RegistryAgeMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xc9\x01\n\x0bReplicaView\x12\x30\n\x07replica\x18\x01 \x01(\x0b\x32\x1f.stoker.api.registry.v1.Replica\x12\x0e\n\x06health\x18\x02 \x01(\t\x12\x11\n\tin_flight\x18\x03 \x01(\r\x12\x18\n\x0bload_tokens\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x0cknown_blocks\x18\x05 \x01(\x04\x12\x15\n\rdigest_credit\x18\x06 \x01(\x01\x12\x0e\n\x06parity\x18\x07 \x01(\tB\x0e\n\x0c_load_tokens*\xb5\x01\n\tPickEvent\x12\x1a\n\x16PICK_EVENT_UNSPECIFIED\x10\x00\x12\x14\n\x10PICK_EVENT_ALIVE\x10\x01\x12\x1a\n\x16PICK_EVENT_FIRST_TOKEN\x10\x02\x12\x14\n\x10PICK_EVENT_MOVED\x10\x03\x12\x15\n\x11PICK_EVENT_SERVED\x10\x04\x12\x15\n\x11PICK_EVENT_FAILED\x10\x05\x12\x16\n\x12PICK_EVENT_DROPPED\x10\x06\x32\xf2\x02\n\rRouterService\x12V\n\x07\x45xplain\x12$.stoker.api.router.v1.ExplainRequest\x1a%.stoker.api.router.v1.ExplainResponse\x12V\n\x07GetView\x12$.stoker.api.router.v1.GetViewRequest\x1a%.stoker.api.router.v1.GetViewResponse\x12M\n\x04Pick\x12!.stoker.api.router.v1.PickRequest\x1a\".stoker.api.router.v1.PickResponse\x12\x62\n\x0bReportPicks\x12(.stoker.api.router.v1.ReportPicksRequest\x1a).stoker.api.router.v1.ReportPicksResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!stoker/api/router/v1/router.proto\x12\x14stoker.api.router.v1\x1a\'stoker/api/inference/v1/inference.proto\x1a$stoker/api/registry/v1/records.proto\"\xe7\x01\n\x0bPickRequest\x12;\n\x07request\x18\x01 \x01(\x0b\x32(.stoker.api.inference.v1.GenerateRequestH\x00\x12:\n\ttokenized\x18\x02 \x01(\x0b\x32%.stoker.api.router.v1.TokenizedPromptH\x00\x12\x18\n\x0bmax_wait_ms\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x0c\x61lternatives\x18\x04 \x01(\rH\x02\x88\x01\x01\x42\t\n\x07subjectB\x0e\n\x0c_max_wait_msB\x0f\n\r_alternatives\"\x93\x02\n\x0fTokenizedPrompt\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\ttoken_ids\x18\x02 \x01(\x0cH\x00\x12\x14\n\nblock_keys\x18\x03 \x01(\x0cH\x00\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\t\n\x01n\x18\x07 \x01(\r\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x12\n\nsession_id\x18\t \x01(\t\x12\x15\n\x08priority\x18\n \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x0b \x01(\tB\x08\n\x06promptB\r\n\x0b_max_tokensB\x0b\n\t_priority\"\x8a\x02\n\x0cPickResponse\x12\x0f\n\x07pick_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12+\n\x06places\x18\x03 \x03(\x0b\x32\x1b.stoker.api.router.v1.Place\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x1a\n\rprompt_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x12$\n\x17predicted_cached_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x15\n\rexpires_in_ms\x18\x07 \x01(\x04\x12\x11\n\twaited_ms\x18\x08 \x01(\x04\x42\x10\n\x0e_prompt_tokensB\x1a\n\x18_predicted_cached_tokens\"q\n\x05Place\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61gent_endpoint\x18\x02 \x01(\t\x12\x10\n\x08http_url\x18\x03 \x01(\t\x12\x0e\n\x06ticket\x18\x04 \x01(\t\x12\x11\n\x04rank\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rank\"G\n\x12ReportPicksRequest\x12\x31\n\x07reports\x18\x01 \x03(\x0b\x32 .stoker.api.router.v1.PickReport\"k\n\nPickReport\x12\x0f\n\x07pick_id\x18\x01 \x01(\t\x12.\n\x05\x65vent\x18\x02 \x01(\x0e\x32\x1f.stoker.api.router.v1.PickEvent\x12\r\n\x05place\x18\x03 \x01(\r\x12\r\n\x05\x66\x61ult\x18\x04 \x01(\x08\"\x15\n\x13ReportPicksResponse\"n\n\x0e\x45xplainRequest\x12;\n\x07request\x18\x01 \x01(\x0b\x32(.stoker.api.inference.v1.GenerateRequestH\x00\x12\x14\n\nrequest_id\x18\x02 \x01(\tH\x00\x42\t\n\x07subject\"\xc5\x01\n\x0f\x45xplainResponse\x12\x30\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x1e.stoker.api.router.v1.Decision\x12\x1a\n\rprompt_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\x11\n\twaited_ms\x18\x07 \x01(\x04\x42\x10\n\x0e_prompt_tokens\"\xb6\x01\n\x08\x44\x65\x63ision\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1f\n\x17predicted_cached_tokens\x18\x03 \x01(\r\x12\x33\n\ncandidates\x18\x04 \x03(\x0b\x32\x1f.stoker.api.router.v1.Candidate\x12\x30\n\x08\x65xcluded\x18\x05 \x03(\x0b\x32\x1e.stoker.api.router.v1.Excluded\"\xe4\x01\n\tCandidate\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63ost_s\x18\x02 \x01(\x01\x12\x13\n\x0bload_tokens\x18\x03 \x01(\x04\x12\x14\n\x0c\x62ound_tokens\x18\x04 \x01(\x04\x12\x0c\n\x04open\x18\x05 \x01(\x08\x12\x16\n\x0ematched_tokens\x18\x06 \x01(\r\x12\x12\n\nconfidence\x18\x07 \x01(\t\x12\x11\n\tring_rank\x18\x08 \x01(\r\x12\x13\n\x0b\x61\x64\x64s_tokens\x18\t \x01(\x04\x12\x17\n\x0f\x63redited_tokens\x18\n \x01(\x01\x12\r\n\x05trust\x18\x0b \x01(\x01\".\n\x08\x45xcluded\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x10\n\x0eGetViewRequest\"\xe4\x01\n\x0fGetViewResponse\x12\x33\n\x08replicas\x18\x01 \x03(\x0b\x32!.stoker.api.router.v1.ReplicaView\x12Q\n\x0fregistry_age_ms\x18\x02 \x03(\x0b\x32\x38.stoker.api.router.v1.GetViewResponse.RegistryAgeMsEntry\x12\x13\n\x0bstatic_view\x18\x03 \x01(\x08\x1a\x34\n\x12RegistryAgeMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xc9\x01\n\x0bReplicaView\x12\x30\n\x07replica\x18\x01 \x01(\x0b\x32\x1f.stoker.api.registry.v1.Replica\x12\x0e\n\x06health\x18\x02 \x01(\t\x12\x11\n\tin_flight\x18\x03 \x01(\r\x12\x18\n\x0bload_tokens\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x0cknown_blocks\x18\x05 \x01(\x04\x12\x15\n\rdigest_credit\x18\x06 \x01(\x01\x12\x0e\n\x06parity\x18\x07 \x01(\tB\x0e\n\x0c_load_tokens*\xb5\x01\n\tPickEvent\x12\x1a\n\x16PICK_EVENT_UNSPECIFIED\x10\x00\x12\x14\n\x10PICK_EVENT_ALIVE\x10\x01\x12\x1a\n\x16PICK_EVENT_FIRST_TOKEN\x10\x02\x12\x14\n\x10PICK_EVENT_MOVED\x10\x03\x12\x15\n\x11PICK_EVENT_SERVED\x10\x04\x12\x15\n\x11PICK_EVENT_FAILED\x10\x05\x12\x16\n\x12PICK_EVENT_DROPPED\x10\x06\x32\xf2\x02\n\rRouterService\x12V\n\x07\x45xplain\x12$.stoker.api.router.v1.ExplainRequest\x1a%.stoker.api.router.v1.ExplainResponse\x12V\n\x07GetView\x12$.stoker.api.router.v1.GetViewRequest\x1a%.stoker.api.router.v1.GetViewResponse\x12M\n\x04Pick\x12!.stoker.api.router.v1.PickRequest\x1a\".stoker.api.router.v1.PickResponse\x12\x62\n\x0bReportPicks\x12(.stoker.api.router.v1.ReportPicksRequest\x1a).stoker.api.router.v1.ReportPicksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETVIEWRESPONSE_REGISTRYAGEMSENTRY']._loaded_options = None
   _globals['_GETVIEWRESPONSE_REGISTRYAGEMSENTRY']._serialized_options = b'8\001'
-  _globals['_PICKEVENT']._serialized_start=2431
-  _globals['_PICKEVENT']._serialized_end=2612
+  _globals['_PICKEVENT']._serialized_start=2469
+  _globals['_PICKEVENT']._serialized_end=2650
   _globals['_PICKREQUEST']._serialized_start=139
   _globals['_PICKREQUEST']._serialized_end=370
   _globals['_TOKENIZEDPROMPT']._serialized_start=373
@@ -44,31 +44,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PICKRESPONSE']._serialized_start=651
   _globals['_PICKRESPONSE']._serialized_end=917
   _globals['_PLACE']._serialized_start=919
-  _globals['_PLACE']._serialized_end=1004
-  _globals['_REPORTPICKSREQUEST']._serialized_start=1006
-  _globals['_REPORTPICKSREQUEST']._serialized_end=1077
-  _globals['_PICKREPORT']._serialized_start=1079
-  _globals['_PICKREPORT']._serialized_end=1176
-  _globals['_REPORTPICKSRESPONSE']._serialized_start=1178
-  _globals['_REPORTPICKSRESPONSE']._serialized_end=1199
-  _globals['_EXPLAINREQUEST']._serialized_start=1201
-  _globals['_EXPLAINREQUEST']._serialized_end=1311
-  _globals['_EXPLAINRESPONSE']._serialized_start=1314
-  _globals['_EXPLAINRESPONSE']._serialized_end=1511
-  _globals['_DECISION']._serialized_start=1514
-  _globals['_DECISION']._serialized_end=1696
-  _globals['_CANDIDATE']._serialized_start=1699
-  _globals['_CANDIDATE']._serialized_end=1927
-  _globals['_EXCLUDED']._serialized_start=1929
-  _globals['_EXCLUDED']._serialized_end=1975
-  _globals['_GETVIEWREQUEST']._serialized_start=1977
-  _globals['_GETVIEWREQUEST']._serialized_end=1993
-  _globals['_GETVIEWRESPONSE']._serialized_start=1996
-  _globals['_GETVIEWRESPONSE']._serialized_end=2224
-  _globals['_GETVIEWRESPONSE_REGISTRYAGEMSENTRY']._serialized_start=2172
-  _globals['_GETVIEWRESPONSE_REGISTRYAGEMSENTRY']._serialized_end=2224
-  _globals['_REPLICAVIEW']._serialized_start=2227
-  _globals['_REPLICAVIEW']._serialized_end=2428
-  _globals['_ROUTERSERVICE']._serialized_start=2615
-  _globals['_ROUTERSERVICE']._serialized_end=2985
+  _globals['_PLACE']._serialized_end=1032
+  _globals['_REPORTPICKSREQUEST']._serialized_start=1034
+  _globals['_REPORTPICKSREQUEST']._serialized_end=1105
+  _globals['_PICKREPORT']._serialized_start=1107
+  _globals['_PICKREPORT']._serialized_end=1214
+  _globals['_REPORTPICKSRESPONSE']._serialized_start=1216
+  _globals['_REPORTPICKSRESPONSE']._serialized_end=1237
+  _globals['_EXPLAINREQUEST']._serialized_start=1239
+  _globals['_EXPLAINREQUEST']._serialized_end=1349
+  _globals['_EXPLAINRESPONSE']._serialized_start=1352
+  _globals['_EXPLAINRESPONSE']._serialized_end=1549
+  _globals['_DECISION']._serialized_start=1552
+  _globals['_DECISION']._serialized_end=1734
+  _globals['_CANDIDATE']._serialized_start=1737
+  _globals['_CANDIDATE']._serialized_end=1965
+  _globals['_EXCLUDED']._serialized_start=1967
+  _globals['_EXCLUDED']._serialized_end=2013
+  _globals['_GETVIEWREQUEST']._serialized_start=2015
+  _globals['_GETVIEWREQUEST']._serialized_end=2031
+  _globals['_GETVIEWRESPONSE']._serialized_start=2034
+  _globals['_GETVIEWRESPONSE']._serialized_end=2262
+  _globals['_GETVIEWRESPONSE_REGISTRYAGEMSENTRY']._serialized_start=2210
+  _globals['_GETVIEWRESPONSE_REGISTRYAGEMSENTRY']._serialized_end=2262
+  _globals['_REPLICAVIEW']._serialized_start=2265
+  _globals['_REPLICAVIEW']._serialized_end=2466
+  _globals['_ROUTERSERVICE']._serialized_start=2653
+  _globals['_ROUTERSERVICE']._serialized_end=3023
 # @@protoc_insertion_point(module_scope)

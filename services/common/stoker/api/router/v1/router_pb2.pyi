@@ -64,7 +64,7 @@ class _PickEventEnumTypeWrapper(_EnumTypeWrapper[_PickEvent.ValueType], type):
     PICK_EVENT_FIRST_TOKEN: _PickEvent.ValueType  # 2
     """Its first token is there."""
     PICK_EVENT_MOVED: _PickEvent.ValueType  # 3
-    """Its replica failed before the first token, and it goes to another one."""
+    """Its replica did not serve it, and it goes to another one, before the first token."""
     PICK_EVENT_SERVED: _PickEvent.ValueType  # 4
     """Ended: served."""
     PICK_EVENT_FAILED: _PickEvent.ValueType  # 5
@@ -82,7 +82,7 @@ PICK_EVENT_ALIVE: PickEvent.ValueType  # 1
 PICK_EVENT_FIRST_TOKEN: PickEvent.ValueType  # 2
 """Its first token is there."""
 PICK_EVENT_MOVED: PickEvent.ValueType  # 3
-"""Its replica failed before the first token, and it goes to another one."""
+"""Its replica did not serve it, and it goes to another one, before the first token."""
 PICK_EVENT_SERVED: PickEvent.ValueType  # 4
 """Ended: served."""
 PICK_EVENT_FAILED: PickEvent.ValueType  # 5
@@ -255,6 +255,7 @@ class Place(Message):
     AGENT_ENDPOINT_FIELD_NUMBER: int
     HTTP_URL_FIELD_NUMBER: int
     TICKET_FIELD_NUMBER: int
+    RANK_FIELD_NUMBER: int
     replica_id: str
     """The replica."""
     agent_endpoint: str
@@ -263,6 +264,8 @@ class Place(Message):
     """Base URL of its engine's OpenAI HTTP API, where that is reachable."""
     ticket: str
     """For the node, as metadata `x-stoker-ticket`. For one request. Empty where the router signs none."""
+    rank: int
+    """Data-parallel rank of the replica, as metadata or header `x-data-parallel-rank`; unset where it has no ranks."""
     def __init__(
         self,
         *,
@@ -270,8 +273,11 @@ class Place(Message):
         agent_endpoint: str = ...,
         http_url: str = ...,
         ticket: str = ...,
+        rank: int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["agent_endpoint", b"agent_endpoint", "http_url", b"http_url", "replica_id", b"replica_id", "ticket", b"ticket"]) -> None: ...
+    def HasField(self, field_name: Literal["_rank", b"_rank", "rank", b"rank"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_rank", b"_rank", "agent_endpoint", b"agent_endpoint", "http_url", b"http_url", "rank", b"rank", "replica_id", b"replica_id", "ticket", b"ticket"]) -> None: ...
+    def WhichOneof(self, oneof_group: Literal["_rank", b"_rank"]) -> Literal["rank"] | None: ...
 
 @final
 class ReportPicksRequest(Message):
@@ -299,21 +305,25 @@ class PickReport(Message):
 
     PICK_ID_FIELD_NUMBER: int
     EVENT_FIELD_NUMBER: int
-    REPLICA_ID_FIELD_NUMBER: int
+    PLACE_FIELD_NUMBER: int
+    FAULT_FIELD_NUMBER: int
     pick_id: str
     """From PickResponse."""
     event: PickEvent.ValueType
     """What happened."""
-    replica_id: str
-    """With MOVED: where it goes now, one of the places."""
+    place: int
+    """With MOVED: where it goes now, as a position in `places`."""
+    fault: bool
+    """With MOVED: the replica it leaves answered that it failed, or broke off; not where its caller could not reach it."""
     def __init__(
         self,
         *,
         pick_id: str = ...,
         event: PickEvent.ValueType = ...,
-        replica_id: str = ...,
+        place: int = ...,
+        fault: bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["event", b"event", "pick_id", b"pick_id", "replica_id", b"replica_id"]) -> None: ...
+    def ClearField(self, field_name: Literal["event", b"event", "fault", b"fault", "pick_id", b"pick_id", "place", b"place"]) -> None: ...
 
 @final
 class ReportPicksResponse(Message):
