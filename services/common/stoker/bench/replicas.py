@@ -35,7 +35,13 @@ class Hardware:
     request_s: float = 0.020
     """Fixed cost of a request before its first token."""
     decode_s: float = 0.0
-    """Time of one decode step."""
+    """Time of one decode step, whatever it decodes."""
+    sequence_s: float = 0.0
+    """The same for each sequence in it."""
+    context_s: float = 0.0
+    """The same for each token of context that these sequences have: their KV is read."""
+    attended_s: float = 0.0
+    """Prefill, for each token computed and each token before it that it attends to."""
     batching: bool = False
     """False: first come, first served, one at a time. True: continuous batching with chunked prefill."""
     chunk_tokens: int = 2_048
@@ -249,19 +255,22 @@ class Engine:
         hardware = self.hardware
         budget = float(hardware.chunk_tokens) if hardware.batching else float("inf")
         plan: list[tuple[_Run, float]] = []
-        decodes = False
-        begun = 0
+        seconds = 0.0
+        decoding = context = 0
         for run in self._running:
             if run.decoded:
-                decodes = True
+                decoding += 1
+                context += run.job.prompt_tokens + run.decoded
                 plan.append((run, 0.0))
             elif budget > 0:
                 tokens = min(budget, run.uncached)
                 budget -= tokens
-                begun += run.uncached - tokens <= 0
+                before = run.job.prompt_tokens - run.uncached
+                seconds += tokens / hardware.prefill_rate + tokens * (before + tokens / 2) * hardware.attended_s
+                seconds += hardware.request_s if run.uncached - tokens <= 0 else 0.0
                 plan.append((run, tokens))
-        prefill = sum(tokens for _, tokens in plan)
-        seconds = prefill / hardware.prefill_rate + begun * hardware.request_s + decodes * hardware.decode_s
+        if decoding:
+            seconds += hardware.decode_s + decoding * hardware.sequence_s + context * hardware.context_s
         self._clock.after(seconds * self._machine.slowdown, lambda: self._finish(plan))
 
     def _finish(self, plan: list[tuple[_Run, float]]) -> None:
