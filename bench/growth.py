@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import cycle
@@ -24,9 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.decide import NOW, PROMPTS, fleet_of, keys
 from bench.svg import drawn
 from stoker.bench.workloads import WORDS
-from stoker.common.blocks import block_keys, root_key
+from stoker.common.blocks import block_keys, pack_tokens
 from stoker.local.model import TURN, TURN_END, cached
 from stoker.router.core import Delta, Dispatched, Fleet, Replica, Request, Sync, Tier, decide
+from stoker.router.remembered_keys import RememberedKeys
 from stoker.router.tokenizer import ModelTokenizer
 from tests.support.engines import TINY
 from tests.support.router import tokenizer_of
@@ -133,12 +135,12 @@ def by_prompt() -> Lines:
         rng = Random(1)
         rounds = max(5, min(300, 2_000_000 // count))
         fleet, requests = fleet_of(100, rng, count // BLOCK, common=min(8, count // BLOCK))
-        ids = [rng.randrange(150_000) for _ in range(count)]
-        root = root_key("bench")
+        ids = array("I", [rng.randrange(150_000) for _ in range(count)])
         costs: Iterable[tuple[str, float]] = (
             ("tokenize, never seen", _tokenizing(tokenizer, count, rng, min(rounds, 20))),
             ("tokenize, seen before", _tokenizing_again(tokenizer, count, rng, rounds)),
-            ("hash", p50(lambda _, ids=ids, root=root: block_keys(ids, BLOCK, root), rounds)),  # type: ignore[misc]
+            ("hash, never seen", p50(lambda _, ids=ids: block_keys(ids, BLOCK, 0), rounds)),  # type: ignore[misc]
+            ("hash, seen before", _hashing_again(ids, rounds)),
             ("decide, 100 replicas", _deciding(fleet, requests, rng)),
         )
         for name, cost in costs:
@@ -162,6 +164,12 @@ def _tokenizing_again(tokenizer: ModelTokenizer, count: int, rng: Random, rounds
     text = _text(tokenizer, count, rng)
     tokenizer.encode(text, add_special_tokens=False)
     return p50(lambda _: tokenizer.encode(text, add_special_tokens=False), rounds)
+
+
+def _hashing_again(ids: array[int], rounds: int) -> float:
+    remembered = RememberedKeys()
+    remembered.of(pack_tokens(ids), BLOCK, 0)
+    return p50(lambda _: remembered.of(pack_tokens(ids), BLOCK, 0), rounds)
 
 
 def by_routers() -> Lines:

@@ -8,7 +8,7 @@ rate of 0.82 is published where round-robin hits about 0.25, a TTFT P50 71 to 77
 throughput, and a routing overhead of 1.3 to 1.9 ms.
 
 The router's core is real (`stoker.bench.replay`); what it costs to hash a prompt and to decide is measured on this
-machine, once for the blocks of the replay and once for vLLM's default of 16 tokens. The replicas are a model; each
+machine, for the blocks of the replay and for vLLM's default of 16 tokens. The replicas are a model; each
 of its parameters stands below with its source. Where a source leaves room, the choice is the one that makes prefix
 routing look worse: computing is at its fastest, decoding at its slowest.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -24,8 +25,9 @@ from statistics import mean, median
 from time import perf_counter
 
 from stoker.bench.replay import Hardware, Job, Outcome, pooled_hit_rate, replay
-from stoker.common.blocks import block_keys, root_key
+from stoker.common.blocks import block_keys, pack_tokens, root_key
 from stoker.router.core import Fleet, Replica, Request, Snapshot, Tier, decide
+from stoker.router.remembered_keys import RememberedKeys
 
 REPLICAS = 7
 ROOT = root_key("llama-3.1-70b")
@@ -142,26 +144,31 @@ def compared(scenario: Scenario, rate: float, seeds: Sequence[int]) -> list[dict
 
 
 def overhead(scenario: Scenario, block: int, rounds: int = 200) -> dict[str, object]:
-    """What hashing a whole prompt and deciding take, in real time, once every document lies on some replica."""
+    """What keys and decision take, in real time, once every document was asked about and lies on some replica.
+
+    `new_ms` is hashing alone, of a prompt whose document was never seen.
+    """
     rng = Random(1)
-    fleet = Fleet()
+    fleet, remembered = Fleet(), RememberedKeys()
     documents = [tokens(scenario.context, rng) for _ in range(2 * REPLICAS)]
     for number in range(REPLICAS):
         held = [key for document in documents[number::REPLICAS] for key in block_keys(document, block, ROOT)]
         fleet.put(Replica(f"replica-{number}", block, prefill_rate=HARDWARE.prefill_rate))
         fleet.snapshot(f"replica-{number}", Snapshot(1, 1, {Tier.GPU: held}), 0.0)
-    prompts = [[*documents[number % len(documents)], *tokens(scenario.question, rng)] for number in range(rounds)]
-    hashed, decided = [], []
-    for prompt in prompts:
+    new: list[float] = []
+    hashed: list[float] = []
+    decided: list[float] = []
+    for number in range(rounds):
+        prompt = documents[number % len(documents)] + tokens(scenario.question, rng)
         begun = perf_counter()
-        keys = block_keys(prompt, block, ROOT)
+        keys = remembered.of(pack_tokens(prompt), block, ROOT)
         midway = perf_counter()
         decide(Request(keys, len(prompt), block, scenario.answer), fleet, 1.0, rng)
-        hashed.append(midway - begun)
+        (hashed if number >= len(documents) else new).append(midway - begun)
         decided.append(perf_counter() - midway)
-    figures = {"hash_ms": 1e3 * median(hashed), "decide_ms": 1e3 * median(decided)}
-    both = {"both_ms": figures["hash_ms"] + figures["decide_ms"]}
-    return {"context": scenario.name, "block": block, **rounded(figures | both)}
+    figures = {"new_ms": median(new), "hash_ms": median(hashed), "decide_ms": median(decided)}
+    figures["both_ms"] = figures["hash_ms"] + figures["decide_ms"]
+    return {"context": scenario.name, "block": block, **rounded({name: 1e3 * s for name, s in figures.items()})}
 
 
 def rounded(figures: dict[str, float]) -> dict[str, float]:
@@ -188,8 +195,8 @@ def arrivals(scenario: Scenario, rate: float, seed: int) -> list[Job]:
     return jobs
 
 
-def tokens(count: int, rng: Random) -> list[int]:
-    return rng.choices(range(128_256), k=count)
+def tokens(count: int, rng: Random) -> array[int]:
+    return array("I", rng.choices(range(128_256), k=count))
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ class SelectRelay:
     def _tokens(self, asked: dict[str, Any]) -> list[int]:
         if "messages" in asked:
             text = self._tokenizer.render(Conversation(asked["messages"], tools=asked.get("tools")))
-            return self._tokenizer.encode(text, add_special_tokens=False)
-        return self._tokenizer.encode(asked["prompt"])
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return list(self._tokenizer.encode(asked["prompt"]))
 
 
 def application(service: str, model: str, model_dir: Path) -> web.Application:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -33,9 +34,8 @@ class Counting:
         return self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
 
 
-def whole(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
-    return ids
+def whole(tokenizer: Tokenizer, text: str, *, special: bool) -> array[int]:
+    return array("I", tokenizer.encode(text, add_special_tokens=special).ids)
 
 
 def special_tokens(tokenizer: Tokenizer) -> list[str]:

@@ -70,7 +70,7 @@ def block_keys(
     return keys
 
 
-def packed_block_keys(packed: bytes, block_size: int, parent: int) -> list[int]:
+def packed_block_keys(packed: bytes | memoryview, block_size: int, parent: int) -> list[int]:
     """Return the same for token ids as little-endian u32, without extras."""
     digest = xxhash.xxh3_64_intdigest
     key = parent

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 import xxhash
 
-from stoker.common.blocks import block_keys, packed_block_keys, root_key
+from stoker.common.blocks import block_keys, pack_tokens, root_key
 from stoker.common.errors import FieldViolation, InvalidRequest
 from stoker.router import core, metrics
 from stoker.router.pools import Pool
@@ -191,7 +191,7 @@ def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter:
                 tokens = sum(map(len, token_lists))
                 _refuse_long_prompt(tokens, len(token_lists), pool.max_model_len)
                 # Several prompts in one request are usually kin: the first one leads.
-                keys = block_keys(token_lists[0], pool.block_size, root)
+                keys = pool.remembered.of(pack_tokens(token_lists[0]), pool.block_size, root)
                 return _Read(keys, tokens, TOKENS)
             why = "no_tokenizer"
     raw = _canonical(prompt)
@@ -218,7 +218,7 @@ def _read_tokenized(prompt: Tokenized, pool: Pool, adapter: str, cache_salt: str
     tokens = len(prompt.packed) // 4
     _refuse_long_prompt(tokens, 1, pool.max_model_len)
     root = root_key(pool.model, lora=adapter, cache_salt=cache_salt)
-    return _Read(packed_block_keys(prompt.packed, pool.block_size, root), tokens, TOKENS)
+    return _Read(pool.remembered.of(prompt.packed, pool.block_size, root), tokens, TOKENS)
 
 
 def _read_media(
@@ -268,7 +268,7 @@ def tokens_of(prompt: Prompt, tokenizer: ModelTokenizer | None, max_model_len: i
     return [tokens[-limit:] if prompt.truncate_left else tokens[:limit] for tokens in lists] if limit else lists
 
 
-def _encode(text: str, prompt: Prompt, tokenizer: ModelTokenizer, max_model_len: int) -> list[int]:
+def _encode(text: str, prompt: Prompt, tokenizer: ModelTokenizer, max_model_len: int) -> Sequence[int]:
     bound = max_model_len * tokenizer.max_chars_per_token
     if bound and prompt.truncate_to is not None and len(text) > _CUT_TEXT * bound:
         raise NotRendered(

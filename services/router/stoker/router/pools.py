@@ -10,6 +10,7 @@ from typing import TypeVar
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
 from stoker.router import core
+from stoker.router.remembered_keys import RememberedKeys
 
 _T = TypeVar("_T", str, int)
 
@@ -125,6 +126,7 @@ class Pool:
     max_output_tokens: int = 0
     """Tokens that a request may ask to generate; 0 for as many as fit."""
     adapters: frozenset[str] = frozenset()
+    remembered: RememberedKeys = field(default_factory=RememberedKeys)
 
     def settle(self) -> None:
         """Take what most replicas share as the pool's own, and announce each to the core accordingly."""

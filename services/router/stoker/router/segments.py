@@ -45,17 +45,17 @@ class SegmentedEncoder:
         """Whether texts are cut: False where this tokenizer's texts must be taken whole."""
         return self._cut is not None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
+        """The token ids of a text, as 32-bit units."""
         if self._cut is None or len(text) < _SHORTEST:
-            return self._whole([text], add_special_tokens=add_special_tokens)[0]
+            return array("I", self._whole([text], add_special_tokens=add_special_tokens)[0])
         ids = self._in_pieces(text)
         if add_special_tokens:
-            before, after = self._frame
-            return [*before, *ids, *after]
+            before, after = (array("I", some) for some in self._frame)
+            return before + ids + after
         return ids
 
-    def _in_pieces(self, text: str) -> list[int]:
+    def _in_pieces(self, text: str) -> array[int]:
         assert self._cut is not None  # noqa: S101
         parts = self._cut.split(text)
         known = self._recall({part for part in parts[::2] if part})
@@ -64,7 +64,7 @@ class SegmentedEncoder:
             fresh = dict(zip(missing, self._whole(missing, add_special_tokens=False), strict=True))
             known |= fresh
             self._remember(fresh)
-        ids: list[int] = []
+        ids = array("I")  # to put arrays together is one copy, and to hash them no further one
         for number, part in enumerate(parts):
             if number % 2:
                 ids.append(self._ids[part])

@@ -45,7 +45,7 @@ class ModelTokenizer:
         self.max_chars_per_token: int = max(map(len, self._tokenizer.get_vocab()), default=1)
         """No token stands for more characters than this: a bound on a text's tokens without counting them."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
         """The token ids of a text."""
         return self._encoder.encode(text, add_special_tokens=add_special_tokens)
 
