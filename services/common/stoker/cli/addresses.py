@@ -37,7 +37,7 @@ RouterOption = Annotated[
     typer.Option(
         "--router",
         envvar="STOKER_ROUTER",
-        help="Router's gRPC address, host:port. Default: the local stack's.",
+        help="Routers' gRPC addresses, host:port, several with commas. Default: the local stack's.",
         show_default=False,
     ),
 ]

@@ -1,7 +1,9 @@
-"""`stoker explain`: where a request would go, and why."""
+"""`stoker explain`: where a request would go, or went, and why."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import grpc
@@ -17,9 +19,30 @@ from stoker.cli.fleet import explained
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
 from stoker.common import rpc
-from stoker.common.errors import InvalidRequest, NotFound
+from stoker.common.errors import Code, InvalidRequest, NotFound, StokerError
+from stoker.common.tls import Tls
 
 _CALL_S = 30.0
+_RECALL_S = 5.0  # a router that does not answer must not keep the others' answer from view
+
+_WORDS = {
+    "exact": "its reported KV blocks cover most of what is known of the prompt",
+    "speculative": "the prefix was sent there a moment ago, so its blocks should be there by now",
+    "ring": "no replica holds the prefix; this is its home on the ring",
+    "spill": "a better match, or the prefix's home, is full or costs more",
+    "least_loaded": "all replicas are over their bound; this one is least over",
+    "round_robin": "the baseline policy takes replicas in turn",
+    "panic": "most replicas are ejected, so the verdict is doubted and all are tried",
+}
+_EXCLUDED = {
+    "already_tried": "it failed this request before",
+    "pinned_elsewhere": "only the chosen one can serve this request",
+    "draining": "it takes nothing new",
+    "unhealthy": "the router cannot reach it",
+    "not_ready": "it is not ready",
+    "ejected": "it failed too often just now",
+    "no_adapter": "it does not serve the adapter",
+}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,7 +52,9 @@ def add_to(app: typer.Typer) -> None:
 
 def explain(
     prompt: Annotated[str, typer.Argument(help="A prompt to route in thought.", show_default=False)] = "",
-    request_id: Annotated[str, typer.Option("--request-id", help="A request that this router decided lately.")] = "",
+    request_id: Annotated[
+        str, typer.Option("--request-id", help="A request decided lately, by any of the routers: all are asked.")
+    ] = "",
     model: Annotated[str, typer.Option("--model", help="Served model. Default: the only one.")] = "",
     chat: Annotated[bool, typer.Option("--chat", help="Take the prompt as a user's chat message.")] = False,
     salt: Annotated[str, typer.Option("--cache-salt", help="cache_salt of the request.")] = "",
@@ -39,22 +64,51 @@ def explain(
     """Show every candidate replica's cost, bound and expected cache hit for a prompt or a past request."""
     if bool(prompt) == bool(request_id):
         raise InvalidRequest.field("PROMPT", "give either a prompt or --request-id")
-    target = Addresses.find("", router).require_routers()[0]
+    targets, tls = Addresses.find("", router).require_routers(), secured(router)
     out = Output(output)
 
-    async def work() -> router_pb2.ExplainResponse:
-        async with rpc.channel(target, secured(router)) as channel:
+    async def decided_now() -> router_pb2.ExplainResponse:
+        target = targets[0]
+        async with rpc.channel(target, tls) as channel:
             try:
-                request = router_pb2.ExplainRequest(request_id=request_id)
-                if prompt:
-                    name = model or await _only_model(channel)
-                    request = router_pb2.ExplainRequest(request=_generate(prompt, name, chat=chat, salt=salt))
+                name = model or await _only_model(channel)
+                request = router_pb2.ExplainRequest(request=_generate(prompt, name, chat=chat, salt=salt))
                 return await router_pb2_grpc.RouterServiceStub(channel).Explain(request, timeout=_CALL_S)
             except grpc.RpcError as failure:
                 raise explained(target, failure) from failure
 
-    value = as_json(run(work()))
+    value = as_json(run(decided_now() if prompt else recalled(request_id, targets, tls)))
     out.result(value, *as_tables(value))
+
+
+async def recalled(request_id: str, targets: Sequence[str], tls: Tls | None) -> router_pb2.ExplainResponse:
+    """The latest decision for a request, of whichever router took it.
+
+    Raises NotFound where all have forgotten it, naming those that do not answer.
+    """
+    request = router_pb2.ExplainRequest(request_id=request_id)
+
+    async def ask(target: str) -> router_pb2.ExplainResponse | StokerError:
+        async with rpc.channel(target, tls) as channel:
+            try:
+                return await router_pb2_grpc.RouterServiceStub(channel).Explain(request, timeout=_RECALL_S)
+            except grpc.RpcError as failure:
+                return explained(target, failure)
+
+    answers = await asyncio.gather(*map(ask, targets))
+    found = [answer for answer in answers if not isinstance(answer, StokerError)]
+    if found:
+        return min(found, key=lambda answer: answer.age_ms)
+    errors = {t: e for t, e in zip(targets, answers, strict=True) if isinstance(e, StokerError)}
+    silent = sorted(t for t, e in errors.items() if e.code is not Code.NOT_FOUND)
+    if len(silent) == len(errors):
+        raise errors[silent[0]]
+    known = f"; {', '.join(silent)} cannot be asked now" if silent else ""
+    raise NotFound(
+        f"request {request_id!r} is not among the last ones that {', '.join(sorted(errors.keys() - set(silent)))} "
+        f"decided{known}",
+        reason="DECISION_FORGOTTEN",
+    )
 
 
 async def _only_model(channel: grpc.aio.Channel) -> str:
@@ -84,25 +138,33 @@ def as_json(answer: router_pb2.ExplainResponse) -> dict[str, Any]:
     return {
         "replica": decision.replica_id or None,
         "reason": decision.reason,
+        "why": _WORDS.get(decision.reason),
         "policy": answer.policy,
         "prompt_tokens": answer.prompt_tokens if answer.HasField("prompt_tokens") else None,
         "blocks": answer.blocks,
         "predicted_cached_tokens": decision.predicted_cached_tokens,
         "age_ms": answer.age_ms,
+        "attempt": answer.attempt,
+        "waited_ms": answer.waited_ms,
         "candidates": [
             {
                 "replica": c.replica_id,
                 "cost_s": c.cost_s,
                 "load_tokens": c.load_tokens,
+                "adds_tokens": c.adds_tokens,
                 "bound_tokens": c.bound_tokens,
                 "open": c.open,
                 "matched_tokens": c.matched_tokens,
+                "credited_tokens": c.credited_tokens,
                 "confidence": c.confidence,
+                "trust": c.trust,
                 "ring_rank": c.ring_rank,
             }
             for c in decision.candidates
         ],
-        "excluded": [{"replica": e.replica_id, "reason": e.reason} for e in decision.excluded],
+        "excluded": [
+            {"replica": e.replica_id, "reason": e.reason, "why": _EXCLUDED.get(e.reason)} for e in decision.excluded
+        ],
     }
 
 
@@ -114,19 +176,37 @@ def as_tables(value: dict[str, Any]) -> list[RenderableType]:
     cached = value["predicted_cached_tokens"]
     head = Text.assemble(("→ ", "bold"), (where, "bold green"), f" ({value['reason']}, policy {value['policy']}); ")
     head.append(f"prompt: {size}, {cached} expected in the cache")
+    shown: list[RenderableType] = [head]
+    if value["why"]:
+        shown.append(f"because {value['why']}")
+    if value["age_ms"] or value["attempt"] > 1 or value["waited_ms"]:
+        past = f"decided {value['age_ms'] / 1000:.1f} s ago, after {value['waited_ms']} ms in the router"
+        shown.append(past + (f", attempt {value['attempt']}" if value["attempt"] > 1 else ""))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("candidate", "cost", "load / bound (tokens)", "open", "cached tokens", "confidence", "ring"):
+    for column in (
+        "candidate",
+        "cost",
+        "load + adds / bound (tokens)",
+        "open",
+        "matched tokens",
+        "confidence",
+        "ring",
+    ):
         table.add_column(column)
     for c in value["candidates"]:
         table.add_row(
             c["replica"],
             f"{c['cost_s'] * 1000:.1f} ms",
-            f"{c['load_tokens']} / {c['bound_tokens']}",
+            f"{c['load_tokens']} + {c['adds_tokens']} / {c['bound_tokens']}",
             "yes" if c["open"] else "no",
             str(c["matched_tokens"]),
-            c["confidence"],
+            c["confidence"] if c["confidence"] == "none" else f"{c['confidence']}, trust {c['trust']:.2f}",
             str(c["ring_rank"]),
         )
-    shown: list[RenderableType] = [head, table] if value["candidates"] else [head]
-    shown += [f"excluded: {e['replica']} ({e['reason']})" for e in value["excluded"]]
+    if value["candidates"]:
+        shown.append(table)
+    shown += [
+        f"no candidate: {e['replica']} ({e['reason']}{': ' + e['why'] if e['why'] else ''})"
+        for e in value["excluded"]
+    ]
     return shown
