@@ -60,9 +60,9 @@ async def test_a_gateway_sends_requests_where_the_router_says(tmp_path: Path, mo
                 assert (await got.json())["choices"][0]["text"] in direct.decode()
             await eventually(lambda: idle(running, flights), "released", 1.0)
         assert len(set(replicas)) == 1, "the same prefix goes home"
-        served = running.app.router.decided(got.headers["x-request-id"])
+        served = running.app.router.recent.of(got.headers["x-request-id"])
         assert served is not None
-        assert served.plan.source == "tokens"
+        assert served.source == "tokens"
 
 
 @pytest.mark.parametrize("mode", MODES)

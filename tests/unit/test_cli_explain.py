@@ -10,7 +10,7 @@ import grpc
 import pytest
 from rich.console import Console
 
-from stoker.api.router.v1 import router_pb2, router_pb2_grpc
+from stoker.api.router.v1 import router_pb2
 from stoker.cli.explain import as_json, as_tables, recalled
 from stoker.common import rpc
 from stoker.common.errors import NotFound, StokerError
@@ -45,7 +45,7 @@ ANSWER = router_pb2.ExplainResponse(
 )
 
 
-class Remembers(router_pb2_grpc.RouterServiceServicer):
+class Remembers:
     def __init__(self, *ids: str, age_ms: int = 1500) -> None:
         self.ids, self.age_ms = ids, age_ms
 
@@ -66,7 +66,15 @@ async def routers(*services: Remembers) -> AsyncIterator[list[str]]:
         targets = []
         for service in services:
             server = rpc.RpcServer.bind("127.0.0.1:0", ())
-            router_pb2_grpc.add_RouterServiceServicer_to_server(service, server.server)
+            explain: Any = grpc.unary_unary_rpc_method_handler(
+                service.Explain,
+                request_deserializer=router_pb2.ExplainRequest.FromString,
+                response_serializer=router_pb2.ExplainResponse.SerializeToString,
+            )
+            served: Any = grpc.method_handlers_generic_handler(
+                "stoker.api.router.v1.RouterService", {"Explain": explain}
+            )
+            server.server.add_generic_rpc_handlers((served,))
             await server.start()
             held.push_async_callback(server.stop, 0)
             targets.append(f"127.0.0.1:{server.port}")

@@ -205,8 +205,7 @@ def as_tables(value: dict[str, Any]) -> list[RenderableType]:
         )
     if value["candidates"]:
         shown.append(table)
-    shown += [
-        f"no candidate: {e['replica']} ({e['reason']}{': ' + e['why'] if e['why'] else ''})"
-        for e in value["excluded"]
-    ]
+    for e in value["excluded"]:
+        why = f"{e['reason']}: {e['why']}" if e["why"] else e["reason"]
+        shown.append(f"no candidate: {e['replica']} ({why})")
     return shown

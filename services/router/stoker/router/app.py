@@ -34,6 +34,7 @@ from stoker.router.picking.picker import Picker
 from stoker.router.picking.picks import Picks
 from stoker.router.picking.signing import Signer
 from stoker.router.plan import Planner
+from stoker.router.recorder import Recorder
 from stoker.router.routing import Router
 from stoker.router.server import RouterServer
 from stoker.router.tokenizer_store import TokenizerStore
@@ -73,6 +74,7 @@ class RouterApp:
         self.tokenizers = TokenizerStore(self.channels.to, config.tokenizer.cache_dir, rng)
         self._threads = ThreadPoolExecutor(config.tokenizer.threads, thread_name_prefix="tokenize")
         self._announcing = Announcing()
+        self._recorder = Recorder(config.record) if config.record.path else None
         self.router = Router(
             self.view,
             Planner(self.tokenizers, self._threads, config.tokenizer.inline_bytes),
@@ -83,6 +85,7 @@ class RouterApp:
             tenants=config.tenants,
             rng=rng,
             announce=self._announcing.tell,
+            recorder=self._recorder,
         )
         self.checks = HealthChecks(self.view, self.engines, config.checks, rng, time.monotonic)
         self.parity = ParityProbe(self.view, self.engines, self.tokenizers, rng)
@@ -125,6 +128,8 @@ class RouterApp:
             await self.rpc.stop(0)
             await self.engines.close()
             raise
+        if self._recorder is not None:
+            self._recorder.start()
         sockets = self._http.sockets
         self.http_port: int = sockets[0].getsockname()[1]
         self._tasks = [
@@ -183,6 +188,8 @@ class RouterApp:
         await self.tokenizers.close()
         await self.channels.close()
         await self.engines.close()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _listen(self) -> asyncio.Server:

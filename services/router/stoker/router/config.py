@@ -125,6 +125,18 @@ class PickConfig:
 
 
 @dataclass(frozen=True)
+class RecordConfig:
+    """Decisions on record, to be replayed: JSON lines of sizes, block keys and outcomes, without prompts."""
+
+    path: Annotated[str, Meta(description="file that decisions are appended to; empty: nothing is recorded")] = ""
+    max_bytes: Annotated[
+        int, Meta(description="size at which a file is rotated: PATH becomes PATH.1, bytes", ge=65_536)
+    ] = 256 * 1024 * 1024
+    files: Annotated[int, Meta(description="files kept, the current one included", ge=1, le=1000)] = 4
+    queue: Annotated[int, Meta(description="records that wait to be written at most; more are dropped", ge=1)] = 8192
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """A router."""
 
@@ -144,6 +156,7 @@ class RouterConfig:
     pick: PickConfig = PickConfig()
     tickets: TicketKeysConfig = field(default_factory=TicketKeysConfig)
     tokenizer: TokenizerConfig = TokenizerConfig()
+    record: RecordConfig = RecordConfig()
     parity: Annotated[bool, Meta(description="probe that router and engine tokenize alike")] = True
     drain_s: Annotated[float, Meta(description="for requests to finish after SIGTERM, seconds", ge=0)] = 30.0
     metrics_listen: Annotated[str, Meta(description="host:port of /metrics; empty for none")] = ""

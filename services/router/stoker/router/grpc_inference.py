@@ -135,7 +135,7 @@ class InferenceServer:
                             flight.first_token()
                             account.first_token()
                             yield started
-                        finished = message[:1] == _FINISHED
+                        finished = _finished(message, flight)
                         yield message
                     if not flowing and started is not None:
                         yield started
@@ -306,6 +306,16 @@ def _started(message: bytes, request_id: str, decided: Decided) -> bytes:
     if decided.plan.tokens is not None:
         response.started.predicted_cached_tokens = decided.decision.cached_tokens
     return response.SerializeToString()
+
+
+def _finished(message: bytes, flight: Flight) -> bool:
+    """Whether it is the last one; then what it says of usage is counted."""
+    if message[:1] != _FINISHED:
+        return False
+    usage = inference_pb2.GenerateResponse.FromString(message).finished.usage
+    cached = usage.cached_prompt_tokens if usage.HasField("cached_prompt_tokens") else None
+    flight.used(usage.prompt_tokens, cached, usage.completion_tokens)
+    return True
 
 
 def _tell(context: Context, decided: Decided) -> None:

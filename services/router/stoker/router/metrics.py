@@ -71,6 +71,9 @@ ENVOY_SILENT = Counter(
 PICKS_UNHEARD = Counter(
     "stoker_router_picks_unheard_total", "Picked requests given up because their callers said nothing of them."
 )
+RECORDS = Counter(
+    "stoker_router_records_total", "Decisions to be recorded, by what became of them.", ["result"]
+)  # result: written, queue_full, write_failed
 RESYNCS = Counter("stoker_router_digest_resyncs_total", "Digests that had to be asked for anew.")
 
 

@@ -19,6 +19,7 @@ from stoker.router.routing import Flight
 from stoker.router.upstream import EngineFailed, Engines, failed, response_headers
 
 _CACHED = re.compile(rb'"prompt_tokens"\s*:\s*(\d+).*?"cached_tokens"\s*:\s*(\d+)', re.DOTALL)
+_GENERATED = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d+)')
 _EVENT_END = b"\n\n"
 # What an engine says of a response before it computes anything.
 _ANNOUNCEMENT = re.compile(rb"event: response\.(?:queued|created|in_progress)\n")
@@ -230,9 +231,8 @@ class Relay:
         """Compare what was predicted to be cached with what the engine says was."""
         found = _CACHED.search(self._tail)
         if found is not None:
-            model = self.decided.plan.pool.model
-            metrics.of(metrics.COMPARED, model).inc(int(found.group(1)))
-            metrics.of(metrics.ACTUAL, model).inc(int(found.group(2)))
+            generated = _GENERATED.search(self._tail)
+            self._flight.used(int(found[1]), int(found[2]), int(generated[1]) if generated is not None else None)
 
 
 async def _next(upstream: Exchange) -> bytes:

@@ -18,6 +18,7 @@ from stoker.router.decisions import Decided, Recent
 from stoker.router.plan import NONE, TOKENS, Basis, Plan, Planner
 from stoker.router.pools import Target
 from stoker.router.prompt import Asked
+from stoker.router.recorder import Ended, Recorder
 from stoker.router.tenants import NOBODY, Caller, Tenants
 from stoker.router.turns import Turns
 from stoker.router.view import View
@@ -28,13 +29,26 @@ _NOT_IMPLEMENTED = 501  # asks for what this engine cannot do: no replica is at 
 class Flight:
     """A request on its way to one replica. Leaving the `with` block releases it, however that happens."""
 
-    __slots__ = ("_clock", "_end", "_id", "_leave", "_outcome", "_router", "decided", "moved")
+    __slots__ = (
+        "_clock",
+        "_end",
+        "_first_token_at",
+        "_id",
+        "_leave",
+        "_outcome",
+        "_router",
+        "_used",
+        "decided",
+        "moved",
+    )
 
     def __init__(self, router: Router, decided: Decided) -> None:
         self._router = router
         self._clock = router.clock
         self._outcome = core.Outcome.CALLER
         self._leave: Callable[[], None] | None = None
+        self._first_token_at: float | None = None
+        self._used: tuple[int | None, int | None] = (None, None)
         self.decided = decided
         self.moved = False
         """Its replica was found dead, and a retry is taken for it."""
@@ -46,9 +60,19 @@ class Flight:
     def first_token(self) -> None:
         """The engine's first byte of output is here."""
         self.stay()
-        pool = self.decided.plan.pool
-        pool.fleet.first_token(self._id, self._clock())
+        pool, now = self.decided.plan.pool, self._clock()
+        if self._first_token_at is None:
+            self._first_token_at = now
+        pool.fleet.first_token(self._id, now)
         self._router.turns.pump(pool)
+
+    def used(self, prompt_tokens: int, cached_tokens: int | None, generated_tokens: int | None) -> None:
+        """The engine said what it found in its cache and generated; None for what it did not say."""
+        self._used = cached_tokens, generated_tokens
+        if cached_tokens is not None:
+            model = self.decided.plan.pool.model
+            metrics.of(metrics.COMPARED, model).inc(prompt_tokens)
+            metrics.of(metrics.ACTUAL, model).inc(cached_tokens)
 
     def served(self) -> None:
         """The engine did its part."""
@@ -124,6 +148,10 @@ class Flight:
         self._end(self._id, now)
         self.decided.target.in_flight -= 1
         pool.fleet.observe(self.decided.target.id, self._outcome, now)
+        recorder = self._router.recorder
+        if recorder is not None:
+            replica = pool.fleet.replicas.get(self.decided.target.id)
+            recorder.tell(Ended(self.decided, replica, self._outcome, now, self._first_token_at, *self._used))
         self._router.turns.pump(pool)
 
 
@@ -143,6 +171,7 @@ class Router:
         rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
         announce: Callable[[Decided], None] = lambda decided: None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.view = view
         self.planner = planner
@@ -162,6 +191,7 @@ class Router:
         self._max_in_flight = max_in_flight
         self._rng = rng
         self._announce = announce
+        self.recorder = recorder
 
     async def plan(
         self, asked: Asked, caller: Caller = NOBODY, *, policy: str = "", pinned: str = "", told_late: bool = False

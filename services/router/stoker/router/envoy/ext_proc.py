@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from stoker.api.envoy.v1 import ext_proc_pb2 as pb
 from stoker.common.errors import DeadlineExceeded, StokerError
+from stoker.router.decisions import DECISION_HEADER
 from stoker.router.envoy.access_log import FLIGHT_HEADER
 from stoker.router.envoy.check import Checks, endpoint_header, replica_header
 from stoker.router.envoy.flights import Ending, Flights
@@ -254,7 +255,7 @@ class Stream:
         self._flights.goes_on(name, answered=True)
         says = {
             "x-stoker-replica": answer.headers[replica_header(place)],
-            **{header: answer.headers[header] for header in ("x-stoker-reason", "x-request-id")},
+            **{header: answer.headers[header] for header in (DECISION_HEADER, "x-request-id")},
         }
         change = pb.CommonChange(header_mutation=_set(says))
         await self._context.write(pb.Say(response_headers=pb.Change(response=change)))
