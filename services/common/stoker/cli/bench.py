@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from stoker.bench.stats import RunFigures
+from stoker.bench.stats import RunFigures, over_rounds
 from stoker.cli.addresses import Addresses
 from stoker.cli.demo import bench_of, cells
 from stoker.cli.fleet import Registries, settled
@@ -78,6 +78,7 @@ def bench_routing(
 ) -> None:
     """Run one workload under several routing policies, interleaved on one stack in one run.
 
+    Each round has a workload of its own (seed, seed + 1 …), and every other round takes the policies in reverse.
     Hit rates are the engines' own prefix-cache counters. No run shares a KV block with another.
     """
     from stoker.bench import routing  # slow to import: aiohttp
@@ -87,7 +88,7 @@ def bench_routing(
     spec = StackSpec(engine.value, nodes=replicas, routers=routers, fixed_ports=False, policy_header=True)
     deployment = LocalDeployment(engine.value, replicas, model, on_gpu=has_gpu(), pressure=True)
 
-    async def work() -> tuple[routing.Bench, list[RunFigures]]:
+    async def work() -> tuple[routing.Bench, dict[str, list[RunFigures]]]:
         with out.progress() as progress:
             say = progress.say
             async with _measured_stack(stack, spec, deployment, say) as found:
@@ -98,7 +99,7 @@ def bench_routing(
                     bench, workload.value, policies, seed=seed, rounds=rounds, say=say
                 )
 
-    measured, results = run(work())
+    measured, runs = run(work())
     about = {
         "engine": "running stack" if stack else engine.value,
         "replicas": len(measured.engines),
@@ -106,11 +107,18 @@ def bench_routing(
         "api": api.value,
         "routers": len(measured.routers),
         "clients": clients,
-        "rounds": rounds,
         "seed": seed,
     }
-    out.result([{**asdict(f), **about} for f in results], _table(results))
+    results = [over_rounds(each) for each in runs.values()]
+    out.result(as_json(runs, about), _table(results))
+    if rounds > 1:
+        out.note(f"[dim]medians of {rounds} rounds; -o json has the figures of each[/]")
     _judge(results, out)
+
+
+def as_json(runs: dict[str, list[RunFigures]], about: dict[str, Any]) -> list[dict[str, Any]]:
+    """One object a policy: medians, how they were measured, and the figures of each round, in their order."""
+    return [{**asdict(over_rounds(each)), **about, "rounds": [asdict(f) for f in each]} for each in runs.values()]
 
 
 def _judge(results: list[RunFigures], out: Output) -> None:

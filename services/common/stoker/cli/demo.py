@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from stoker.bench.stats import RunFigures
+from stoker.bench.stats import RunFigures, over_rounds
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output, own_name
 from stoker.cli.serving import EngineChoice, Serving, temporary
@@ -100,10 +100,11 @@ async def _drive(bench: routing.Bench, seed: int, say: routing.Say) -> dict[str,
 
     await routing.wait_routed(bench, say)
     await routing.warm_up(bench, seed=seed, say=say)
-    return {
-        workload: await routing.measure(bench, workload, POLICIES, seed=seed, rounds=1, say=say, first_round=number)
-        for number, workload in enumerate(WORKLOADS)
-    }
+    results: dict[str, list[RunFigures]] = {}
+    for number, workload in enumerate(WORKLOADS):
+        runs = await routing.measure(bench, workload, POLICIES, seed=seed, rounds=1, say=say, first_round=number)
+        results[workload] = [over_rounds(rounds) for rounds in runs.values()]
+    return results
 
 
 def table(results: dict[str, list[RunFigures]]) -> Table:

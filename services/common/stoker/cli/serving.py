@@ -102,6 +102,7 @@ async def lasting(spec: StackSpec, deployment: LocalDeployment, home: Home, say:
     check_engine(deployment.engine)
     await build_spec(deployment, home, say)
     stack = LocalStack(home)
+    await stack.sweep()
     state = await stack.start(make_plan(spec, home), lambda state: say(describe(state)))
     try:
         return await put_and_wait(state, deployment, say)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 
@@ -11,6 +14,24 @@ from stoker.common.errors import StokerError
 
 # Local variables stay out of the log: they hold prompts.
 _TRACEBACK = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+
+
+class Steady(io.TextIOBase):
+    """A stream whose failures, a full disk's or a closed pipe's, do not become those of the work that is logged."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As the stream's own, but what it refuses is lost."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """As the stream's own, but what it refuses is lost."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def setup(service: str, level: str = "info") -> None:
@@ -32,7 +53,7 @@ def setup(service: str, level: str = "info") -> None:
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Steady(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import shutil
 import signal
 import subprocess
@@ -20,6 +22,10 @@ from stoker.local.state import Home, Plan, StackState
 Progress = Callable[[StackState], None]
 
 _POLL_S = 0.1
+_START_S = 15.0
+"""Longest time in which a supervisor must have said that it runs."""
+_NEEDED_MIB = 256
+"""Room for etcd, which takes 128 MiB in advance, and for logs."""
 _STOP_S = 60.0
 """Longest time a supervisor may take to stop; its own graces add up to less."""
 
@@ -43,20 +49,83 @@ class LocalStack:
         `tied` stacks end with this process, however it ends; others go on until `stop`.
         Raises StokerError with the reason and the last lines of the log at fault.
         """
+        async with self._alone():
+            self._refuse_second()
+            await self.stop()  # what an earlier one left
+            self.clear()
+            self.home.write_plan(plan)
+            with self.home.usable():
+                self._check_space()
+                self._supervisor = self._spawn(tied=tied)
+            async with self._or_stopped():
+                await self._until_seen(self._supervisor)
+        async with self._or_stopped():
+            return await self._until_running(self._supervisor, progress)
+
+    def _refuse_second(self) -> None:
         if self.state() is not None:
             raise StokerError(
                 f"a stack already runs in {self.home.path}; see `stoker status`, or stop it with `stoker down`",
                 reason="STACK_RUNS",
             )
-        await self.stop()  # what an earlier one left
-        self.clear()
-        self.home.write_plan(plan)
-        self._supervisor = self._spawn(tied=tied)
+
+    @contextlib.asynccontextmanager
+    async def _or_stopped(self) -> AsyncIterator[None]:
         try:
-            return await self._until_running(self._supervisor, progress)
+            yield
         except BaseException:
             await asyncio.shield(self.stop())
             raise
+
+    async def sweep(self) -> None:
+        """End what a killed supervisor left, which holds ports; a stack that runs is not touched."""
+        async with self._alone():
+            if self.state() is None:
+                await self.stop()
+
+    def lost(self) -> bool:
+        """Whether processes of a stack run here whose supervisor was killed."""
+        state = self._readable_state()
+        return state is not None and not state.running and any(p.alive() for p in self._recorded(state))
+
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Keep others from starting a stack here for the length of the block.
+
+        The lock is the directory above: the stack's own is removed and made anew.
+        """
+        with self.home.usable():
+            self.home.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.home.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        deadline = time.monotonic() + 2 * _START_S
+        try:
+            while not _locked(handle):
+                if time.monotonic() > deadline:
+                    raise StokerError(
+                        f"another command is starting a stack in {self.home.path}; see `stoker status`",
+                        reason="STACK_RUNS",
+                    )
+                await asyncio.sleep(_POLL_S)
+            yield
+        finally:
+            os.close(handle)
+
+    def _check_space(self) -> None:
+        free_mib = shutil.disk_usage(self.home.path).free >> 20
+        if free_mib < _NEEDED_MIB:
+            raise StokerError(
+                f"{free_mib} MiB are free at {self.home.path}, and a stack needs {_NEEDED_MIB}",
+                reason="HOME_UNUSABLE",
+            )
+
+    async def _until_seen(self, supervisor: subprocess.Popen[bytes]) -> None:
+        """Until the supervisor is in the state file, where others see it, or has ended."""
+        deadline = time.monotonic() + _START_S
+        while supervisor.poll() is None and time.monotonic() < deadline:
+            state = self.home.read_state()
+            if state is not None and state.supervisor is not None and state.supervisor.pid == supervisor.pid:
+                return
+            await asyncio.sleep(_POLL_S)
 
     def _spawn(self, *, tied: bool) -> subprocess.Popen[bytes]:
         self.home.run.mkdir(parents=True, exist_ok=True)
@@ -139,9 +208,19 @@ class LocalStack:
         """Forget a stopped stack: its data, logs and state."""
         shutil.rmtree(self.home.run, ignore_errors=True)
         for file in (self.home.state_file, self.home.plan_file, self.home.lock_file):
-            file.unlink(missing_ok=True)
+            if file.exists():
+                with self.home.usable():
+                    file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty: something of the user's lies there
             self.home.path.rmdir()
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.asynccontextmanager

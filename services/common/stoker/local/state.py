@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -137,21 +138,35 @@ class Home:
         """Data and logs of the processes. Whatever writes its log in here is the stack's, and ends with it."""
         return self.path / "run"
 
+    @contextlib.contextmanager
+    def usable(self) -> Iterator[None]:
+        """Turn what the file system refuses within the block into what to do about it. Raises StokerError."""
+        try:
+            yield
+        except OSError as error:
+            raise StokerError(
+                f"cannot keep a stack in {self.path}: {error.strerror} ({error.filename or self.path})",
+                reason="HOME_UNUSABLE",
+            ) from error
+
     def log(self, service: str) -> Path:
         """The log of one service."""
         return self.run / f"{service}.log"
 
     def read_state(self) -> StackState | None:
         """The state, None if there is none. Raises StokerError if it is unreadable."""
-        return _read(self.state_file, StackState)
+        with self.usable():
+            return _read(self.state_file, StackState)
 
     def write_state(self, state: StackState) -> None:
-        """Replace the state."""
-        _write(self.state_file, state)
+        """Replace the state. Raises StokerError where it cannot be written."""
+        with self.usable():
+            _write(self.state_file, state)
 
     def read_plan(self) -> Plan | None:
         """The plan, None if there is none. Raises StokerError if it is unreadable."""
-        return _read(self.plan_file, Plan)
+        with self.usable():
+            return _read(self.plan_file, Plan)
 
     def require_plan(self) -> Plan:
         """The plan. Raises StokerError if there is none or it is unreadable."""
@@ -161,8 +176,9 @@ class Home:
         return plan
 
     def write_plan(self, plan: Plan) -> None:
-        """Replace the plan."""
-        _write(self.plan_file, plan)
+        """Replace the plan. Raises StokerError where it cannot be written."""
+        with self.usable():
+            _write(self.plan_file, plan)
 
 
 def _read(path: Path, cls: type[T]) -> T | None:

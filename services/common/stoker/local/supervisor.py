@@ -67,10 +67,10 @@ class Supervisor:
         try:
             if await self._until_stopped(self._start()):
                 self._state.phase = "running"
-                self._save()
+                self._home.write_state(self._state)
                 log.info("stack.running")
                 await self._until_stopped(self._keep())
-        except StartFailed as error:
+        except StokerError as error:
             self._state.phase, self._state.failure = "failed", error.message
             log.error("stack.start_failed", error=error.message)
         else:
@@ -129,21 +129,21 @@ class Supervisor:
             state.status, state.restarts = "restarting", state.restarts + 1
             self._save()
             await asyncio.sleep(delay_s)
-            child = await self._spawn(service)
             try:
+                child = await self._spawn(service)
                 await self._wait_ready(service, child)
             except StartFailed as error:
                 log.error("service.restart_failed", name=service.name, error=error.message)
-                if child.returncode is None:
-                    child.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    self._children[service.name].kill()
 
     async def _spawn(self, service: Service) -> asyncio.subprocess.Process:
         state = self._state_of(service)
         state.status = "starting" if state.status == "waiting" else state.status
         path = self._home.log(service.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as output:
-            try:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as output:
                 child = await asyncio.create_subprocess_exec(
                     *service.argv,
                     stdin=asyncio.subprocess.DEVNULL,
@@ -153,8 +153,8 @@ class Supervisor:
                     # Ctrl-C in the terminal is for us: we stop the others, in order.
                     start_new_session=True,
                 )
-            except OSError as error:
-                raise StartFailed(f"cannot start {service.name} ({service.argv[0]}): {error.strerror}") from error
+        except OSError as error:
+            raise StartFailed(f"cannot start {service.name} ({service.argv[0]}): {error.strerror}") from error
         self._children[service.name] = child
         state.process = process.identify(child.pid)
         self._save()
@@ -216,7 +216,12 @@ class Supervisor:
         return next(s for s in self._state.services if s.name == service.name)
 
     def _save(self) -> None:
-        self._home.write_state(self._state)
+        try:
+            self._home.write_state(self._state)
+        except StokerError as error:
+            if self._state.phase == "starting":  # whoever waits for it would not learn how it fares
+                raise
+            log.warning("state.not_written", error=error.message)
 
 
 async def wait_ready(probe: Probe, timeout_s: float) -> bool:
