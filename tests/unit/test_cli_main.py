@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,3 +252,18 @@ def test_down_without_a_stack_is_no_failure(
 ) -> None:
     assert run(monkeypatch, "down", "-o", "json") == 0
     assert json.loads(capsys.readouterr().out) == {"ended": 0}
+
+
+def test_ctrl_c_while_the_command_is_loaded_is_one_line() -> None:
+    code = (
+        "import builtins, os, signal\n"
+        "whole = builtins.__import__\n"
+        "def load(name, *rest):\n"
+        "    if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return whole(name, *rest)\n"
+        "builtins.__import__ = load\n"
+        "from stoker.cli.entry import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted; nothing was started\n")
