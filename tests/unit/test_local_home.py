@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stoker.cli import main
+from stoker.common import logs
 from stoker.common.errors import StokerError
-from stoker.common.logs import Steady
 from stoker.local.stack import LocalStack
 from stoker.local.state import Endpoints, Home, Plan
 
@@ -30,6 +30,7 @@ def test_a_home_that_is_a_file_is_named(
     home = tmp_path / "file"
     home.touch()
     monkeypatch.setenv("STOKER_HOME", str(home))
+    monkeypatch.setattr(logs, "setup", lambda *_: None)
     assert main._run(verb) == 1
     told = capsys.readouterr().err
     assert f"cannot keep a stack in {home}" in told
@@ -61,7 +62,7 @@ def test_a_log_that_cannot_be_written_is_no_error_of_the_work() -> None:
         def flush(self) -> None:
             raise OSError(28, "No space left on device")
 
-    print("lost", file=Steady(Full()), flush=True)
+    print("lost", file=logs.Steady(Full()), flush=True)
     kept = io.StringIO()
-    print("kept", file=Steady(kept), flush=True)
+    print("kept", file=logs.Steady(kept), flush=True)
     assert kept.getvalue() == "kept\n"
