@@ -19,6 +19,7 @@ from stoker.cli.demo import bench_of
 from stoker.cli.serving import Serving
 from stoker.local.deployment import LocalDeployment
 from tests.support.stack import serving
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -122,11 +123,10 @@ async def test_a_greedy_answer_is_the_same_with_and_without_a_death(stack: Servi
     broken = ways(stack)
     asked = [asyncio.create_task(asking) for _, asking in broken.values()]
 
-    async def under_way() -> None:
-        while min(reader.pieces for reader, _ in broken.values()) < 20:  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.01)
+    def under_way() -> bool:
+        return min(reader.pieces for reader, _ in broken.values()) >= 20
 
-    await asyncio.wait_for(under_way(), 60)
+    await eventually(under_way, "twenty pieces of every answer have come", 60)
     victim = broken["completion"][0].replica
     pid = next(r.members[0].pid for r in stack.fleet.replicas("tiny") if r.replica_id == victim)
     os.killpg(pid, signal.SIGKILL)
