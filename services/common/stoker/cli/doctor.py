@@ -22,7 +22,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from stoker.cli import doctor_tls
+from stoker.cli import doctor_routing, doctor_tls
 from stoker.cli.addresses import Addresses, RegistryOption, RouterOption, secured
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
@@ -226,13 +226,17 @@ async def reachable(addresses: Addresses, secure: Tls | None = None) -> list[Che
     if not targets:
         return [Check("services", "ok", "none known: no local stack runs, and no address was given")]
 
-    async def check(name: str, target: str) -> Check:
+    async def check(name: str, target: str) -> list[Check]:
         if await rpc.wait_serving(target, 3.0, secure):
-            return Check(f"{name} {target}", "ok", "serving over TLS" if secure is not None else "serving")
+            serving = Check(f"{name} {target}", "ok", "serving over TLS" if secure is not None else "serving")
+            if name != "router":
+                return [serving]
+            return [serving, Check("prefix routing", *await doctor_routing.prefix_routing(target, secure))]
         refused = await doctor_tls.refusal(target, secure)
         if refused is not None:
-            return Check(f"{name} {target}", "fail", *refused)
+            return [Check(f"{name} {target}", "fail", *refused)]
         fix = f"start it, or see its log; `stoker status` if it is local; is {target} right?"
-        return Check(f"{name} {target}", "fail", "does not answer as serving within 3 s", fix)
+        return [Check(f"{name} {target}", "fail", "does not answer as serving within 3 s", fix)]
 
-    return list(await asyncio.gather(*(check(name, target) for name, target in targets)))
+    found = await asyncio.gather(*(check(name, target) for name, target in targets))
+    return [each for checks in found for each in checks]

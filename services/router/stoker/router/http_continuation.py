@@ -28,11 +28,12 @@ log = structlog.get_logger(__name__)
 
 _PATH = "/v1/completions"
 _ASKING = b'{"return_token_ids":true,'
-# Inside a JSON text each quotation mark has a backslash before it: only a field can look like this.
-_IDS = re.compile(rb'"((?:prompt_)?token_ids)":\[[\d,\s]*\]')
-_SHOWN = rb'"\1":null'
-_UNREAD_BYTES = 32 * 1024
-"""Of each stream so much is kept as it came before it is decoded."""
+# Inside a JSON text each quotation mark has a backslash before it: only a field can look like this. It begins with a
+# literal because the pattern is then found ten times as fast.
+_IDS = re.compile(rb'token_ids":\[[\d,\s]*\]')
+_HIDDEN = b'token_ids":null'
+_UNREAD_BYTES = 128 * 1024
+"""Of each stream so much (some 500 tokens) is kept as it came before it is decoded."""
 
 
 class _Delta(msgspec.Struct):
@@ -60,6 +61,8 @@ class _Event(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
+_decode_all = msgspec.json.Decoder(list[_Event]).decode
+_DONE = b"data: [DONE]\n\n"
 
 
 class Noted:
@@ -85,7 +88,7 @@ class Noted:
             self._bytes += len(events)
             if self._bytes > _UNREAD_BYTES:
                 self.read()
-        return events if self.answer.shows_tokens else _IDS.sub(_SHOWN, events)
+        return events if self.answer.shows_tokens else _IDS.sub(_HIDDEN, events)
 
     def read(self) -> None:
         """Decode what has come since the last time."""
@@ -112,6 +115,11 @@ class Noted:
 
 def events_of(data: bytes) -> list[_Event | None]:
     """The events in whole lines of server-sent events, without the end mark; None for what is none."""
+    try:
+        # The usual case at once: line ends are never part of JSON texts.
+        return list(_decode_all(b"[" + data.removesuffix(_DONE)[6:-2].replace(b"\n\ndata: ", b",") + b"]"))
+    except msgspec.MsgspecError:
+        pass
     events: list[_Event | None] = []
     for line in data.split(b"\n"):
         if line.startswith(b"data:") and (payload := line[5:].strip()) != b"[DONE]":
@@ -149,7 +157,7 @@ class HttpContinuation:
         tokens = rest.prompt_tokens if rest is not None else await self.continuations.prompt_tokens(answer)
         if tokens is None:
             return failure
-        end = b"data: [DONE]\n\n"
+        end = _DONE
         if (answer.fields.get("stream_options") or {}).get("include_usage"):
             # What the first replica found in its cache it can say no more.
             said = len(answer.said.tokens)

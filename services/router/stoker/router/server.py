@@ -130,6 +130,7 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
             replicas=[self._replica(target, now) for target in view.targets.values()],
             registry_age_ms=ages,
             static_view=view.synced and not any(source.connected for source in view.sources.values()),
+            decayed_models=[model for model in view.pools if self._router.confirmations.alarmed(model)],
         )
 
     def _replica(self, target: Target, now: float) -> router_pb2.ReplicaView:

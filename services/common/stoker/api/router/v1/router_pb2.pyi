@@ -28,6 +28,7 @@ from google.protobuf.descriptor import (
 )
 from google.protobuf.internal.containers import (
     RepeatedCompositeFieldContainer,
+    RepeatedScalarFieldContainer,
     ScalarMap,
 )
 from google.protobuf.internal.enum_type_wrapper import (
@@ -554,6 +555,7 @@ class GetViewResponse(Message):
     REPLICAS_FIELD_NUMBER: int
     REGISTRY_AGE_MS_FIELD_NUMBER: int
     STATIC_VIEW_FIELD_NUMBER: int
+    DECAYED_MODELS_FIELD_NUMBER: int
     static_view: bool
     """True while no registry is heard and the last view serves."""
     @property
@@ -564,14 +566,19 @@ class GetViewResponse(Message):
     def registry_age_ms(self) -> ScalarMap[str, int]:
         """Milliseconds since each registry was last heard, by address."""
 
+    @property
+    def decayed_models(self) -> RepeatedScalarFieldContainer[str]:
+        """Models whose digests do not show what was served: their prefix routing has decayed into balancing."""
+
     def __init__(
         self,
         *,
         replicas: Iterable[ReplicaView] | None = ...,
         registry_age_ms: Mapping[str, int] | None = ...,
         static_view: bool = ...,
+        decayed_models: Iterable[str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["registry_age_ms", b"registry_age_ms", "replicas", b"replicas", "static_view", b"static_view"]) -> None: ...
+    def ClearField(self, field_name: Literal["decayed_models", b"decayed_models", "registry_age_ms", b"registry_age_ms", "replicas", b"replicas", "static_view", b"static_view"]) -> None: ...
 
 @final
 class ReplicaView(Message):
