@@ -70,6 +70,7 @@ def bench_routing(
     clients: Annotated[int, typer.Option("--clients", min=1, max=1024, help="Clients at once.")] = 6,
     api: Annotated[ApiChoice, typer.Option("--api", help="How the clients ask.")] = ApiChoice.HTTP,
     routers: Annotated[int, typer.Option("--routers", min=1, max=16, help="Routers; clients use all.")] = 1,
+    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Processes of each router.")] = 1,
     model: Annotated[str, typer.Option("--model", help="Model directory or hub id. Default: a tiny one.")] = "",
     stack: Annotated[
         str, typer.Option("--stack", help="Measure on the running local stack: name of the deployment.")
@@ -85,7 +86,9 @@ def bench_routing(
 
     out = Output(output)
     policies = list(dict.fromkeys(p.value for p in policy or list(Policy)))
-    spec = StackSpec(engine.value, nodes=replicas, routers=routers, fixed_ports=False, policy_header=True)
+    spec = StackSpec(
+        engine.value, nodes=replicas, routers=routers, workers=workers, fixed_ports=False, policy_header=True
+    )
     deployment = LocalDeployment(engine.value, replicas, model, on_gpu=has_gpu(), pressure=True)
 
     async def work() -> tuple[routing.Bench, dict[str, list[RunFigures]]]:

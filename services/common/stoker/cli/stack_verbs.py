@@ -43,6 +43,7 @@ def up(
     model: ModelOption = "",
     nodes: Annotated[int, typer.Option("--nodes", min=0, max=64, help="Node agents; 0 for one a replica.")] = 0,
     routers: Annotated[int, typer.Option("--routers", min=1, max=16, help="Routers side by side.")] = 1,
+    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Processes of each router.")] = 1,
     data_plane: DataPlaneOption = DataPlaneChoice.ROUTER,
     detach: Annotated[
         bool, typer.Option("--detach/--foreground", help="Leave it running, or stop it at Ctrl-C.")
@@ -67,6 +68,7 @@ def up(
         nodes=node_count,
         slots=slots,
         routers=routers,
+        workers=workers,
         policy_header=True,
         data_plane=data_plane.value,
     )

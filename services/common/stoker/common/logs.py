@@ -53,7 +53,8 @@ def setup(service: str, level: str = "info") -> None:
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Steady(sys.stderr))),
+        # A line at once: workers share their stderr.
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, Steady(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)

@@ -66,8 +66,6 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # Who connects and says nothing is let go.
     ("grpc.server_handshake_timeout_ms", 20_000),
-    # Two processes on one port must be a choice, not an accident.
-    ("grpc.so_reuseport", 0),
 ]
 
 
@@ -281,14 +279,18 @@ class RpcServer:
         tls: Tls | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_concurrent_rpcs: int = 10_000,
+        shared: bool = False,
     ) -> RpcServer:
         """Binds `listen` (host:port, port 0 for a free one); in plain text without `tls`.
+
+        `shared`: with other processes of the same service, on the same port.
 
         Raises StokerError when the port is taken.
         """
         server = grpc.aio.server(
             interceptors=[_ErrorInterceptor(), *interceptors],
-            options=SERVER_OPTIONS,
+            # Two processes on one port must be a choice, not an accident.
+            options=[*SERVER_OPTIONS, ("grpc.so_reuseport", int(shared))],
             maximum_concurrent_rpcs=max_concurrent_rpcs,
         )
         health = health_aio.HealthServicer()

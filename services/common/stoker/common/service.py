@@ -10,9 +10,9 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import structlog
 import uvloop
@@ -36,11 +36,13 @@ def main(
     about: str,
     config_type: type[C],
     serve: Callable[[C, asyncio.Event], Awaitable[None]],
+    flags: Mapping[str, str] | None = None,
 ) -> None:
     """The whole of a service's `main`: reads flags and configuration, then runs `serve(config, stop)`.
 
-    `serve` returns after `stop` is set and its drain is done. Exit status: 0 stopped as asked, 1 an error
-    that the message explains, 2 bad usage, 78 an error that a restart cannot mend, 130 forced.
+    `serve` returns after `stop` is set and its drain is done. `flags` are settings with a flag of their own, and its
+    help. Exit status: 0 stopped as asked, 1 an error that the message explains, 2 bad usage, 78 an error that a
+    restart cannot mend, 130 forced.
     """
     parser = argparse.ArgumentParser(
         prog=name,
@@ -51,17 +53,37 @@ def main(
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
     parser.add_argument("--print-config", action="store_true", help="print the effective settings and exit")
     parser.add_argument("--log-level", default=os.environ.get("STOKER_LOG_LEVEL", "info"), help="debug, info, …")
+    for setting, meaning in (flags or {}).items():
+        parser.add_argument(f"--{setting}", metavar="VALUE", help=meaning)
     args = parser.parse_args()
+    overrides = [f"{setting}={value}" for setting in flags or {} if (value := getattr(args, setting)) is not None]
+    os.environ["STOKER_LOG_LEVEL"] = args.log_level  # of the processes that it starts
     logs.setup(name, level=args.log_level)
     try:
-        config = configuration.load(config_type, args.config, args.set)
+        config = configuration.load(config_type, args.config, [*args.set, *overrides])
         if args.print_config:
             sys.stdout.write(configuration.describe(config))
             return
-        uvloop.run(_until_stopped(serve, config))
     except StokerError as error:
-        log.error("service.failed", reason=error.reason, error=error.message)
-        sys.exit(EXIT_STAY_DOWN if error.reason in _STAY_DOWN else 1)
+        _fail(error)
+    run(serve, config)
+
+
+def run(serve: Callable[[C, asyncio.Event], Awaitable[None]], config: C) -> None:
+    """Run `serve` in this process until it is asked to stop, and exit as `main` does."""
+    try:
+        uvloop.run(_until_stopped(serve, config))
+    except* StokerError as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        assert isinstance(error, StokerError)  # noqa: S101
+        _fail(error)
+
+
+def _fail(error: StokerError) -> NoReturn:
+    log.error("service.failed", reason=error.reason, error=error.message)
+    sys.exit(EXIT_STAY_DOWN if error.reason in _STAY_DOWN else 1)
 
 
 async def _until_stopped(serve: Callable[[C, asyncio.Event], Awaitable[None]], config: C) -> None:

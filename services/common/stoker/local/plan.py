@@ -34,6 +34,8 @@ class StackSpec:
     slots: int = 1
     """Replicas a node without accelerators may run."""
     routers: int = 1
+    workers: int = 1
+    """Processes of each router."""
     fixed_ports: bool = True
     """Prefer the documented ports; otherwise take free ones."""
     policy_header: bool = False
@@ -42,7 +44,7 @@ class StackSpec:
     """Who carries the tokens of OpenAI HTTP: routers, or an Envoy before each."""
 
     def __post_init__(self) -> None:
-        for name, most in (("nodes", 64), ("slots", 64), ("routers", 16)):
+        for name, most in (("nodes", 64), ("slots", 64), ("routers", 16), ("workers", 64)):
             value = getattr(self, name)
             if not 1 <= value <= most:
                 raise InvalidRequest.field(name, f"must be from 1 to {most} on one machine, not {value}")
@@ -121,6 +123,7 @@ def _router(number: int, spec: StackSpec, home: Home, endpoints: Endpoints, chec
         registries=_listed(endpoints.registry),
         allow_policy_header="true" if spec.policy_header else "false",
         drain_s="5",
+        workers=str(spec.workers),
     )
     return Service(name, argv, Probe("grpc", target), starts=_REST, stops=_STOP_ROUTER)
 

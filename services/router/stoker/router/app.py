@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from stoker.api.router.v1 import router_pb2_grpc
+from stoker.common import logs, otel, rpc, service, ticket_keys, tls
 from stoker.common import metrics as exposition
-from stoker.common import otel, rpc, service, ticket_keys, tls
 from stoker.common.errors import StokerError
 from stoker.common.ticket_keys import KeyFile
 from stoker.common.tls import ServerTlsConfig, Tls, TlsConfig
-from stoker.router import grpc_inference, metrics, server
+from stoker.router import grpc_inference, metrics, server, workers
 from stoker.router.channels import Channels
 from stoker.router.checks import HealthChecks
 from stoker.router.config import RouterConfig
@@ -37,6 +37,7 @@ from stoker.router.plan import Planner
 from stoker.router.recorder import Recorder
 from stoker.router.routing import Router
 from stoker.router.server import RouterServer
+from stoker.router.siblings import Siblings
 from stoker.router.tokenizer_store import TokenizerStore
 from stoker.router.upstream import Engines
 from stoker.router.view import View
@@ -63,10 +64,13 @@ class RouterApp:
         secure: Tls | None = None,
         secure_http: Tls | None = None,
         keys: KeyFile | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         self.config = config
         self._secure = secure
         self._secure_http = secure_http
+        self._siblings = siblings or Siblings.alone()
+        self._shared = self._siblings.count > 1
         rng = random.Random()  # noqa: S311 - jitter and ties
         self.view = View(config.routing, config.health)
         self.engines = Engines(config.limits.connect_s)
@@ -89,21 +93,25 @@ class RouterApp:
         )
         self.checks = HealthChecks(self.view, self.engines, config.checks, rng, time.monotonic)
         self.parity = ParityProbe(self.view, self.engines, self.tokenizers, rng)
-        self._openai = OpenAIServer(self.router, self.engines, config.limits)
+        self._openai = OpenAIServer(self.router, self.engines, config.limits, self._siblings)
         signer = Signer(keys or KeyFile(config.tickets.keys), config.pick.ticket_s)
         self._own_pass = signer.own_pass
-        self.picks = Picks(self.router, config.pick.ticket_s + _ON_ITS_WAY_S, config.pick.silence_s)
-        self.picker = Picker(self.router, self.picks, signer, config.pick.alternatives)
-        self.pick_http = PickEndpoint(config, self.router, self.picker) if config.listen.pick else None
-        self.envoy = EnvoyEndpoint(config, self.router) if config.listen.ext_authz else None
-        self.ext_proc = PickerEndpoint(config, self.router, secure) if config.listen.ext_proc else None
+        self.picks = Picks(self.router, config.pick.ticket_s + _ON_ITS_WAY_S, config.pick.silence_s, self._siblings)
+        self.picker = Picker(self.router, self.picks, signer, config.pick.alternatives, self._siblings)
+        self.pick_http: PickEndpoint | None = None
+        if config.listen.pick:
+            self.pick_http = PickEndpoint(config, self.router, self.picker, shared=self._shared)
+        self.envoy = EnvoyEndpoint(config, self.router, self._siblings) if config.listen.ext_authz else None
+        self.ext_proc = (
+            PickerEndpoint(config, self.router, secure, shared=self._shared) if config.listen.ext_proc else None
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._serving = False
 
     async def start(self) -> None:
         """Listen, not ready. Raises StokerError when an address is taken."""
         services = (grpc_inference.SERVICE, server.SERVICE)
-        self.rpc = rpc.RpcServer.bind(self.config.listen.grpc, services, tls=self._secure)
+        self.rpc = rpc.RpcServer.bind(self.config.listen.grpc, services, tls=self._secure, shared=self._shared)
         inference = InferenceServer(self.router, self.channels, self.config.limits, self._own_pass)
         inference.add_to(self.rpc.server)
         router_pb2_grpc.add_RouterServiceServicer_to_server(RouterServer(self.router, self.picker), self.rpc.server)
@@ -130,6 +138,7 @@ class RouterApp:
             raise
         if self._recorder is not None:
             self._recorder.start()
+        await self._siblings.start()
         sockets = self._http.sockets
         self.http_port: int = sockets[0].getsockname()[1]
         self._tasks = [
@@ -181,6 +190,7 @@ class RouterApp:
             self.pick_http.close()
         self.picks.close()
         await self._requests.close()
+        await self._siblings.close()
         await self.rpc.stop(0.5)
         await self._announcing.close()
         await self.checks.close()
@@ -205,6 +215,7 @@ class RouterApp:
             example="127.0.0.1:7380",
             host_optional=True,
             secure=self._secure_http,
+            shared=self._shared,
         )
 
     async def _set_serving(self, serving: bool) -> None:
@@ -233,7 +244,12 @@ class RouterApp:
 
 
 async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
-    """Run a router until `stop` is set, then drain it."""
+    """Run a router until `stop` is set, then drain it: in this process, or in several of its own."""
+    await (workers.supervise if config.workers > 1 else serve_here)(config, stop)
+
+
+async def serve_here(config: RouterConfig, stop: asyncio.Event, siblings: Siblings | None = None) -> None:
+    """Run a router in this process."""
     otel.setup("stoker-router", config.otlp_endpoint)
     with exposition.exposed(config.metrics_listen), contextlib.ExitStack() as last:
         last.callback(otel.shutdown)
@@ -244,7 +260,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
             tls.following(http_tls, "http_tls") as secure_http,
             ticket_keys.following(config.tickets.keys) as keys,
         ):
-            app = RouterApp(config, secure, secure_http, keys)
+            app = RouterApp(config, secure, secure_http, keys, siblings)
             await app.start()
             await app.watch()
             log.info("router.listening", grpc_port=app.rpc.port, http_port=app.http_port)
@@ -258,4 +274,22 @@ def _shown_to_anyone(config: TlsConfig) -> ServerTlsConfig:
 
 def main() -> None:
     """Entry point of `stoker-router`."""
-    service.main("stoker-router", "Routes requests to the replica that holds their prefix.", RouterConfig, serve)
+    worker = workers.assigned()
+    if worker is not None:
+        config, siblings = worker
+        logs.setup("stoker-router", level=os.environ.get("STOKER_LOG_LEVEL", "info"))
+        structlog.contextvars.bind_contextvars(worker=siblings.number)
+
+        async def work(config: RouterConfig, stop: asyncio.Event) -> None:
+            workers.end_with_parent(stop)
+            await serve_here(config, stop, siblings)
+
+        service.run(work, config)
+        return
+    service.main(
+        "stoker-router",
+        "Routes requests to the replica that holds their prefix.",
+        RouterConfig,
+        serve,
+        flags={"workers": "processes that share the ports"},
+    )

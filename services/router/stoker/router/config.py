@@ -141,6 +141,12 @@ class RouterConfig:
     """A router."""
 
     listen: ListenConfig = ListenConfig()
+    workers: Annotated[
+        int,
+        Meta(
+            description="processes that share the ports; each is a whole router with limits of its own", ge=1, le=64
+        ),
+    ] = 1
     registries: Annotated[tuple[str, ...], Meta(description="host:port of every registry")] = ("127.0.0.1:7310",)
     policy: Annotated[
         Literal["stoker", "round_robin"], Meta(description="stoker: by prefix and load; round_robin: the baseline")
@@ -159,7 +165,9 @@ class RouterConfig:
     record: RecordConfig = RecordConfig()
     parity: Annotated[bool, Meta(description="probe that router and engine tokenize alike")] = True
     drain_s: Annotated[float, Meta(description="for requests to finish after SIGTERM, seconds", ge=0)] = 30.0
-    metrics_listen: Annotated[str, Meta(description="host:port of /metrics; empty for none")] = ""
+    metrics_listen: Annotated[
+        str, Meta(description="host:port of /metrics, of each further worker one port further; empty for none")
+    ] = ""
     otlp_endpoint: Annotated[
         str, Meta(description="OTLP gRPC endpoint for traces, http://host:port; empty for none")
     ] = ""

@@ -33,6 +33,7 @@ from stoker.router.pools import Pool
 from stoker.router.prompt import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TOKENIZE, Asked, read
 from stoker.router.relay import Call, Relay
 from stoker.router.routing import Flight, Router
+from stoker.router.siblings import Siblings
 from stoker.router.upstream import EngineFailed, Engines, request_headers
 
 log = structlog.get_logger(__name__)
@@ -55,13 +56,17 @@ _RETRIED_STATUSES = frozenset({502, 503, 504})
 class OpenAIServer:
     """Serves the API for a router."""
 
-    def __init__(self, router: Router, engines: Engines, limits: LimitsConfig) -> None:
+    def __init__(
+        self, router: Router, engines: Engines, limits: LimitsConfig, siblings: Siblings | None = None
+    ) -> None:
         self._router = router
         self._engines = engines
         self._limits = limits
         self._continuing = HttpContinuation(router, engines, limits)
         self._intake = Intake(limits.max_body_bytes, limits.max_in_flight)
         self._responses: OrderedDict[str, str] = OrderedDict()  # stored response → replica that holds it
+        self._siblings = siblings or Siblings.alone()
+        self._siblings.hears(RESPONSES, lambda said: self._keep(*msgspec.msgpack.decode(said, type=tuple[str, str])))
 
     async def handle(self, request: Request) -> Answer:
         """One HTTP request."""
@@ -237,9 +242,14 @@ class OpenAIServer:
     def _remember(self, head: bytes, replica: str) -> None:
         found = _RESPONSE_ID.search(head)
         if found is not None:
-            self._responses[found.group(1).decode()] = replica
-            if len(self._responses) > _RESPONSES_KEPT:
-                self._responses.popitem(last=False)
+            held = found.group(1).decode(), replica
+            self._keep(*held)
+            self._siblings.tell_all(RESPONSES, msgspec.msgpack.encode(held))
+
+    def _keep(self, response_id: str, replica: str) -> None:
+        self._responses[response_id] = replica
+        if len(self._responses) > _RESPONSES_KEPT:
+            self._responses.popitem(last=False)
 
     async def _stored(self, call: Call, response_id: str) -> Answer:
         target = self._router.view.targets.get(self._holder(response_id))

@@ -20,11 +20,13 @@ async def listen(
     example: str,
     host_optional: bool = False,
     secure: Tls | None = None,
+    shared: bool = False,
 ) -> asyncio.Server:
     """Serve `connection` on `address`, host:port; plain text without `secure`.
 
     `setting` is what the user calls the address, `example` one that would do. Without a host, where that is
-    `host_optional`, it is all interfaces. Raises StokerError when the address is taken or none.
+    `host_optional`, it is all interfaces. `shared`: with other processes of this
+    router. Raises StokerError when the address is taken or none.
     """
     found = host_and_port(address)
     if found is None or not (found[0] or host_optional):
@@ -36,6 +38,7 @@ async def listen(
             host or "0.0.0.0",  # noqa: S104 - as every service
             port,
             backlog=1024,
+            reuse_port=shared or None,
             ssl=secure.server_context() if secure is not None else None,
             ssl_handshake_timeout=_HANDSHAKE_S if secure is not None else None,
         )

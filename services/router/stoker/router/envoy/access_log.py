@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from stoker.api.envoy.v1 import access_log_pb2 as pb
 from stoker.router.envoy.flights import Ending, Flights
+from stoker.router.siblings import Siblings
 
 log = structlog.get_logger(__name__)
 
@@ -24,15 +25,23 @@ _FAULTS = (
 )
 
 
-def add_to(server: grpc.aio.Server, flights: Flights) -> None:
-    """Serve Envoy's access log service for these flights."""
+ABOUT = "envoy"
+"""What workers call entries that they pass on."""
+
+
+def add_to(server: grpc.aio.Server, flights: Flights, siblings: Siblings) -> None:
+    """Serve Envoy's access log service for these flights. Entries of another worker's go there."""
 
     async def stream(messages: AsyncIterator[pb.AccessLogs], context: object) -> bytes:
         async for message in messages:
             for entry in message.http_logs.log_entry:
                 take(entry, flights)
+                if siblings.count > 1:
+                    name = entry.request.request_headers.get(FLIGHT_HEADER, "")
+                    siblings.pass_on(name, ABOUT, entry.SerializeToString())
         return b""
 
+    siblings.hears(ABOUT, lambda said: take(pb.HttpEntry.FromString(said), flights))
     handler: Any = grpc.stream_unary_rpc_method_handler(stream, request_deserializer=decoded)
     generic: Any = grpc.method_handlers_generic_handler(SERVICE, {"StreamAccessLogs": handler})
     server.add_generic_rpc_handlers((generic,))

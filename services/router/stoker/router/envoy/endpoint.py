@@ -20,6 +20,7 @@ from stoker.router.envoy.flights import Flights
 from stoker.router.envoy.protocol import Connections
 from stoker.router.listening import listen
 from stoker.router.routing import Router
+from stoker.router.siblings import Siblings
 from stoker.router.watching import every
 
 _SWEEP_S = 0.5
@@ -30,10 +31,11 @@ _SPARE_CONNECTIONS = 256
 class EnvoyEndpoint:
     """Answers the checks of an Envoy on a port of its own, and its access log on the router's gRPC port."""
 
-    def __init__(self, config: RouterConfig, router: Router) -> None:
+    def __init__(self, config: RouterConfig, router: Router, siblings: Siblings) -> None:
+        self._siblings = siblings
         self._listen = config.listen.ext_authz
         self._view = router.view
-        self.flights = Flights(config.envoy.silence_s, time.monotonic, router.move, self._refused)
+        self.flights = Flights(config.envoy.silence_s, time.monotonic, router.move, self._refused, siblings.nonce)
         checks = Checks(router, self.flights, config.limits, Addresses(time.monotonic))
         most = config.limits.max_in_flight + _SPARE_CONNECTIONS
         self._connections = Connections(checks.decide, config.limits.max_body_bytes, most, time.monotonic)
@@ -42,12 +44,16 @@ class EnvoyEndpoint:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Take access logs there. Before the server starts."""
-        access_log.add_to(server, self.flights)
+        access_log.add_to(server, self.flights, self._siblings)
 
     async def start(self) -> None:
         """Listen. Raises StokerError when the address is taken or none."""
         self._server = await listen(
-            "listen.ext_authz", self._listen, self._connections.protocol, example="127.0.0.1:7381"
+            "listen.ext_authz",
+            self._listen,
+            self._connections.protocol,
+            example="127.0.0.1:7381",
+            shared=self._siblings.count > 1,
         )
         self._sweeping = asyncio.create_task(
             every(_SWEEP_S, self.flights.sweep, self._connections.sweep), name="envoy flights"
@@ -79,7 +85,11 @@ class EnvoyEndpoint:
 class PickerEndpoint:
     """Serves the endpoint-picker protocol on a gRPC port of its own."""
 
-    def __init__(self, config: RouterConfig, router: Router, secure: Tls | None = None) -> None:
+    def __init__(
+        self, config: RouterConfig, router: Router, secure: Tls | None = None, *, shared: bool = False
+    ) -> None:
+        """`shared`: with other processes, on the same port."""
+        self._shared = shared
         self._listen = config.listen.ext_proc
         self._secure = secure
         self._router = router
@@ -94,7 +104,9 @@ class PickerEndpoint:
     async def start(self) -> None:
         """Listen, alive and not ready. Raises StokerError when the address is taken or none."""
         services = (ext_proc.SERVICE, ext_proc.READINESS)
-        self._rpc = rpc.RpcServer.bind(self._listen, services, tls=self._secure, max_concurrent_rpcs=self._most)
+        self._rpc = rpc.RpcServer.bind(
+            self._listen, services, tls=self._secure, max_concurrent_rpcs=self._most, shared=self._shared
+        )
         self._picker.add_to(self._rpc.server)
         await self._rpc.start()
         await self._rpc.health.set(ext_proc.LIVENESS, health_pb2.HealthCheckResponse.SERVING)

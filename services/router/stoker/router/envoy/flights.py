@@ -72,15 +72,17 @@ class Flights:
         clock: Callable[[], float],
         move: Move,
         refused: Callable[[str], None] = lambda replica: None,
+        nonce: Callable[[], bytes] = lambda: secrets.token_bytes(12),
     ) -> None:
         """`silence_s`: a flight not heard of for so long has ended. `move` counts one as sent to a spare engine.
 
-        `refused` hears of dead engines.
+        `refused` hears of dead engines; the hex of a `nonce` is a flight's name.
         """
         self._silence_s = silence_s
         self._clock = clock
         self._move = move
         self._refused = refused
+        self._nonce = nonce
         self._open: dict[str, OpenFlight] = {}
 
     def __len__(self) -> int:
@@ -101,7 +103,7 @@ class Flights:
         spares: Sequence[Target] = (),
     ) -> str:
         """Take over a flight and its stay in the router. Returns its name."""
-        name = secrets.token_hex(12)
+        name = self._nonce().hex()
         self._open[name] = OpenFlight(flight, admission, api, stream, self._clock(), request_id, list(spares))
         return name
 

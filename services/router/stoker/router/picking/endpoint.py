@@ -87,10 +87,12 @@ _told = (msgspec.json.Decoder(list[Told]), msgspec.msgpack.Decoder(list[Told]))
 class PickEndpoint:
     """Serves picks on a port of their own."""
 
-    def __init__(self, config: RouterConfig, router: Router, picker: Picker) -> None:
+    def __init__(self, config: RouterConfig, router: Router, picker: Picker, *, shared: bool = False) -> None:
+        """`shared`: with other processes, on the same port."""
         self._listen = config.listen.pick
         self._router = router
         self._picker = picker
+        self._shared = shared
         self._limits = config.limits
         most = config.limits.max_in_flight + _SPARE_CONNECTIONS
         self._connections = Connections(self.answer, config.limits.max_body_bytes, most, router.clock)
@@ -100,7 +102,12 @@ class PickEndpoint:
     async def start(self, secure: Tls | None) -> None:
         """Listen. Raises StokerError when the address is taken or none."""
         self._server = await listen(
-            "listen.pick", self._listen, self._connections.protocol, example="127.0.0.1:7382", secure=secure
+            "listen.pick",
+            self._listen,
+            self._connections.protocol,
+            example="127.0.0.1:7382",
+            secure=secure,
+            shared=self._shared,
         )
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from dataclasses import dataclass
 
 from stoker.common.errors import Exhausted
@@ -15,6 +14,7 @@ from stoker.router.plan import TOKENS, Plan
 from stoker.router.pools import Target
 from stoker.router.prompt import Asked
 from stoker.router.routing import Flight, Router
+from stoker.router.siblings import Siblings
 from stoker.router.tenants import Caller
 
 MOST_ALTERNATIVES = 8
@@ -47,11 +47,14 @@ class Picked:
 class Picker:
     """Picks for both transports."""
 
-    def __init__(self, router: Router, picks: Picks, signer: Signer, alternatives: int) -> None:
+    def __init__(
+        self, router: Router, picks: Picks, signer: Signer, alternatives: int, siblings: Siblings | None = None
+    ) -> None:
         """`alternatives` are named beside the first place where the caller does not say how many."""
         self.picks = picks
         self._router = router
         self._signer = signer
+        self._nonce = (siblings or Siblings.alone()).nonce
         self._alternatives = alternatives
 
     async def pick(
@@ -102,7 +105,7 @@ class Picker:
         decided = flight.decided
         count = self._alternatives if alternatives is None else min(alternatives, MOST_ALTERNATIVES)
         targets = [decided.target, *self._router.others(decided, count)]
-        nonce = secrets.token_bytes(12)
+        nonce = self._nonce()
         tickets = self._signer.tickets(decided.plan, targets, nonce)
         places = list(zip(targets, tickets, strict=True))
         return Picked(nonce.hex(), request_id, decided, places, self._signer.life_s, waited)

@@ -6,9 +6,12 @@ import contextlib
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import msgspec
+
 from stoker.common.errors import Unavailable
 from stoker.router import metrics
 from stoker.router.routing import Flight, Router
+from stoker.router.siblings import Siblings
 
 API = "pick"
 
@@ -38,7 +41,7 @@ class _Pick:
 class Picks:
     """All of one router, each under a secret name, that nobody can end another's."""
 
-    def __init__(self, router: Router, unheard_s: float, silence_s: float) -> None:
+    def __init__(self, router: Router, unheard_s: float, silence_s: float, siblings: Siblings | None = None) -> None:
         """A pick of which nothing was heard within `unheard_s`, or within `silence_s` of the last word, is given up.
 
         Whether its request runs then, its replica's reports show: it may run for an hour, with a caller who tells
@@ -48,6 +51,8 @@ class Picks:
         self._unheard_s = unheard_s
         self._silence_s = silence_s
         self._open: dict[str, _Pick] = {}
+        self._siblings = siblings or Siblings.alone()
+        self._siblings.hears(API, self._hear)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -66,6 +71,7 @@ class Picks:
         """
         pick = self._open.get(name)
         if pick is None:
+            self._siblings.pass_on(name, API, msgspec.msgpack.encode((name, event.value, place, fault)))
             return
         now = self._router.clock()
         pick.until = now + self._silence_s
@@ -85,6 +91,10 @@ class Picks:
                 self._end(name, "interrupted" if pick.token_seen else "failed")
             case Event.DROPPED:
                 self._end(name, "cancelled")
+
+    def _hear(self, said: bytes) -> None:
+        name, event, place, fault = msgspec.msgpack.decode(said, type=tuple[str, Event, int, bool])
+        self.tell(name, event, place, fault=fault)
 
     def _move(self, name: str, pick: _Pick, place: int, *, fault: bool) -> None:
         """Count a request where it goes now."""
