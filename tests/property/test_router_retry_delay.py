@@ -6,7 +6,7 @@ from collections import deque
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stoker.common.errors import Exhausted
@@ -33,6 +33,7 @@ STEP = 0.01
     asked=st.lists(st.tuples(st.floats(0, 5), st.floats(1, 5_000)), max_size=30),
     last=st.floats(1, 5_000),
 )
+@example(requests=0.5, tokens=100.0, burst=0.7, asked=[(0.0, 5_000.0)], last=10.0)  # over both limits
 def test_a_tenant_that_waits_as_told_is_admitted_at_once(
     requests: float, tokens: float, burst: float, asked: list[tuple[float, float]], last: float
 ) -> None:

@@ -11,6 +11,7 @@ from stoker.common.errors import Unavailable
 from stoker.router.core import (
     ROUND_ROBIN,
     Fleet,
+    HealthConfig,
     Outcome,
     Reason,
     Replica,
@@ -207,6 +208,16 @@ def test_panic_routes_to_all_when_too_few_are_left() -> None:
         made.observe("a", Outcome.FAULT, 0.0)
     made.put(Replica("b", draining=True))
     assert decide(REQUEST, made, 0.0, Random(1)).reason is Reason.PANIC
+
+
+def test_panic_begins_where_less_than_half_are_left() -> None:
+    made = Fleet(health=HealthConfig(max_share=1.0))
+    for name in "abcde":
+        made.put(Replica(name))
+    for name, panics in (("a", False), ("b", False), ("c", True), ("d", True)):
+        for _ in range(3):
+            made.observe(name, Outcome.FAULT, 0.0)
+        assert (decide(REQUEST, made, 0.0, Random(1)).reason is Reason.PANIC) == panics, name
 
 
 def test_a_digest_too_old_to_trust_gives_no_credit() -> None:
