@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 
 from stoker.api.registry.v1 import records_pb2
+from stoker.bench.recordings import Replays, Wanted, recorded
 from stoker.local.model import cached
 from stoker.router.app import RouterApp
 from tests.support.engines import FAST, TINY, RunningEngine, running_engine
@@ -141,6 +142,36 @@ async def test_every_route_gives_what_the_engine_gives_byte_for_byte_and_is_coun
     pool = one.app.view.pools["tiny"]
     assert pool.fleet.load.in_flight == 0
     assert one.app.router.in_flight == 0
+
+
+async def test_what_is_recorded_can_be_replayed_and_holds_no_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    async with stack(tmp_path, f"record.path={path}", count=2) as running:
+        for number in range(12):
+            body = {
+                **GREEDY,
+                "prompt": f"Rake the ashes {number % 3} " * 40,
+                "max_tokens": 4,
+                "stream": number % 2 == 0,
+            }
+            if body["stream"]:
+                body["stream_options"] = {"include_usage": True}
+            status, _, _ = await running.post("/v1/completions", body, headers={"x-stoker-tenant": "acme"})
+            assert status == 200
+    text = path.read_bytes()
+    assert b"ashes" not in text
+    assert b"acme" not in text
+    recording = recorded([path], "", Wanted(prefill_rate=1_000.0))
+    assert len(recording.jobs) == 12
+    assert len(recording.replicas) == 2
+    assert set(recording.placed) <= running.engines.keys()
+    assert recording.hardware.kv_blocks == 300
+    assert recording.told is not None
+    assert recording.told.ttft_p50_ms, "of the streams"
+    assert recording.told.hit_rate, "as the engines say"
+    replayed = Replays(recording, 1).run("stoker", recording.config)
+    assert replayed.requests == 12
+    assert replayed.hit_rate
 
 
 async def test_tokens_are_those_the_engine_counts(one: Stack) -> None:

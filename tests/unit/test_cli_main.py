@@ -23,6 +23,7 @@ from stoker.cli.placement import Unplaced
 from stoker.common import logs
 from stoker.common.errors import StokerError
 from stoker.registry.client import RegistryClient
+from tests.unit.test_bench_recordings import records, written
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 VERBS = (
     *("up", "down", "demo", "status", "deploy", "scale", "delete", "logs", "explain", "doctor"),
-    *("drain node", "drain replica", "bench routing"),
+    *("drain node", "drain replica", "bench routing", "bench replay"),
 )
 
 
@@ -77,6 +78,8 @@ def test_every_verb_shows_an_example_and_has_json(
         (["deploy", "-f", "/nonexistent.yaml"], 2, "cannot read /nonexistent.yaml"),
         (["logs", "x", "-f", "-o", "json", "--registry", "127.0.0.1:1"], 2, "cannot be combined"),
         (["bench", "routing", "--stack", "tiny"], 2, "no local stack runs"),
+        (["bench", "replay", "/nonexistent.jsonl"], 2, "cannot read /nonexistent.jsonl"),
+        (["bench", "replay", "x", "--set", "routing.nope=1"], 1, "no such setting"),
     ],
 )
 def test_failures_have_their_status_and_say_what_next(
@@ -267,3 +270,22 @@ def test_ctrl_c_while_the_command_is_loaded_is_one_line() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted; nothing was started\n")
+
+
+def test_a_recording_is_replayed_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "d.jsonl", records(count=60))
+    arguments = ("bench", "replay", str(path), "--policy", "stoker", "--set", "routing.epsilon=0.5")
+    assert run(monkeypatch, *arguments, "-o", "json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(row["policy"], row["settings"]) for row in told["rows"]] == [
+        ("recorded", ""),
+        ("stoker", ""),
+        ("stoker", "routing.epsilon=0.5"),
+    ]
+    assert told["simulated"]["replicas"] == ["tiny-0", "tiny-1", "tiny-2"]
+    assert run(monkeypatch, *arguments) == 0
+    shown = capsys.readouterr().out
+    assert "simulated: 3 × 300 blocks of 32 tokens, 2,000 prompt tokens/s, 20.0 ms a decode step" in shown
+    assert shown.count("stoker") == 2

@@ -22,7 +22,7 @@ __all__ = ["Delays", "Hardware", "Job", "Outcome", "pooled_hit_rate", "replay"]
 def replay(
     jobs: Sequence[Job],
     *,
-    replicas: int,
+    replicas: int | Sequence[str],
     hardware: Hardware,
     policy: str = "stoker",
     config: RoutingConfig | None = None,
@@ -30,22 +30,23 @@ def replay(
     clients: int = 0,
     routers: int = 1,
     seed: int = 1,
+    sent: Callable[[Job, Decision], None] = lambda job, decision: None,
 ) -> Outcome:
-    """Route and serve all jobs; return what was measured.
+    """Route and serve all jobs; return what was measured. `replicas` is their number, or the id of each.
 
     With `clients` = 0 jobs arrive at their times; otherwise that many closed-loop clients take them in
     order, each waiting for its own to end. Several routers take jobs in turn; they share what replicas report
-    and, unless `delays.announce_s` is None, what each of them dispatches.
+    and, unless `delays.announce_s` is None, what each of them dispatches. `sent` hears where each job goes.
     """
     config, delays = config or RoutingConfig(), delays or Delays()
     clock, outcome = Clock(), Outcome()
     sites = [RouterSite(config, policy, seed + number) for number in range(routers)]
     machine = Machine(hardware.cores)
-    names = [f"replica-{number}" for number in range(replicas)]
+    names = [f"replica-{number}" for number in range(replicas)] if isinstance(replicas, int) else replicas
     engines = {name: Engine(name, hardware, clock, machine, outcome) for name in names}
     _announce(engines.values(), sites, hardware)
     _report(engines.values(), sites, clock, delays, config.kv_weight)
-    desk = _Desk(engines, sites, Announcements(sites, clock, delays, seed), hardware, delays, clock, outcome)
+    desk = _Desk(engines, sites, Announcements(sites, clock, delays, seed), hardware, delays, clock, outcome, sent)
     if clients:
         _closed_loop(jobs, clients, desk.start)
     else:
@@ -100,6 +101,7 @@ class _Desk:
     delays: Delays
     clock: Clock
     outcome: Outcome
+    sent: Callable[[Job, Decision], None]
     finished: int = 0
 
     def __post_init__(self) -> None:
@@ -110,7 +112,16 @@ class _Desk:
     def start(self, job: Job, ended: Callable[[], None]) -> None:
         """Route a job now; `ended` is called when it has been served."""
         site = next(self._turns)
-        request = Request(job.keys, job.prompt_tokens, self.hardware.block_size, job.output_tokens)
+        request = Request(
+            job.keys,
+            job.prompt_tokens,
+            self.hardware.block_size,
+            job.output_tokens if job.asked_tokens is None else job.asked_tokens,
+            session=job.session,
+            priority=job.priority,
+            tenant=job.tenant,
+            weight=job.weight,
+        )
         asked = _Asked(job, request, self.clock.now, ended)
         decision, ticket = site.route(request, self.clock.now)
         if decision is None:
@@ -136,6 +147,7 @@ class _Desk:
         request, now = asked.request, self.clock.now
         self.announcements.tell(site, Dispatched.of(request, decision))
         flight = site.fleet.dispatch(request, decision, now)
+        self.sent(asked.job, decision)
         self.outcome.over_bound += decision.over_bound
         self.outcome.predicted_blocks += decision.cached_tokens / self.hardware.block_size
 

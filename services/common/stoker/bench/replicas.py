@@ -22,6 +22,12 @@ class Job:
     output_tokens: int = 0
     after: int = -1
     """The job whose end must come first (a chat's previous turn), or −1."""
+    asked_tokens: int | None = None
+    """The output that the router expects; None: as much as comes."""
+    tenant: str = ""
+    priority: int = 0
+    weight: float = 1.0
+    session: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from stoker.bench.stats import RunFigures, over_rounds
 from stoker.cli.addresses import Addresses
+from stoker.cli.bench_replay import Policy, replay
 from stoker.cli.demo import bench_of, cells
 from stoker.cli.fleet import Registries, settled
 from stoker.cli.loop import run
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure; each run starts a stack of its own unless told otherwise.", no_args_is_help=True)
 
+app.command(
+    "replay", epilog="Example: stoker bench replay decisions.jsonl --set routing.epsilon=0.5 --policy stoker -o json"
+)(replay)
+
 
 class Workload(StrEnum):
     """What is asked."""
@@ -36,13 +41,6 @@ class Workload(StrEnum):
     CHAT = "chat"
     AGENTIC = "agentic"
     UNIQUE = "unique"
-
-
-class Policy(StrEnum):
-    """Who routes."""
-
-    STOKER = "stoker"
-    ROUND_ROBIN = "round_robin"
 
 
 class ApiChoice(StrEnum):
