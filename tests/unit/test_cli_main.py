@@ -257,6 +257,11 @@ def test_down_without_a_stack_is_no_failure(
     assert json.loads(capsys.readouterr().out) == {"ended": 0}
 
 
+def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"stoker {importlib.metadata.version('stoker')}\n"
+
+
 def test_ctrl_c_while_the_command_is_loaded_is_one_line() -> None:
     code = (
         "import builtins, os, signal\n"

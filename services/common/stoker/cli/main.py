@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import os
 import signal
 import sys
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -34,6 +35,21 @@ fleet_verbs.add_to(app)
 explain.add_to(app)
 doctor.add_to(app)
 app.add_typer(bench.app, name="bench")
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"stoker {importlib.metadata.version('stoker')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
