@@ -85,3 +85,18 @@ def test_alerts_ask_for_metrics_that_there_are() -> None:
         missing = {name for name in named if name not in sources and name.removesuffix("_total") not in sources}
         assert not missing, rule["alert"]
     assert {"StokerPrefixRoutingDegraded", "StokerTokenizersDiffer"} <= {rule["alert"] for rule in rules}
+
+
+def test_what_ends_in_the_compose_file_is_waited_for_and_what_stays_is_watched() -> None:
+    """`up --wait` takes what has ended for a failure unless some other service depends on its end."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    ends = {name for name, service in services.items() if service["restart"] == "no"}
+    waited_for = {
+        name
+        for service in services.values()
+        if isinstance(on := service.get("depends_on"), dict)
+        for name, how in on.items()
+        if how["condition"] == "service_completed_successfully"
+    }
+    assert ends == waited_for == {"model", "deploy"}
+    assert all("healthcheck" in services[name] for name in services.keys() - ends)
