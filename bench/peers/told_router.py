@@ -12,12 +12,16 @@ from pathlib import Path
 
 import uvloop
 
+from stoker.api.registry.v1 import registry_pb2
 from stoker.common.config import load
 from stoker.router.app import RouterApp
 from stoker.router.config import RouterConfig
 from tests.support.router import replica, tell, tokenizer_of
 
 _CONTEXT = 131_072
+_PREFILL_RATE = 5_000_000.0
+"""Tokens/s: what an agent would measure of engines that answer 500 tokens in 0.1 ms. At the rate assumed of engines
+not yet measured, the router would hold requests back until these had done what they never do."""
 
 
 async def serve(listen: list[str], model_dir: Path, urls: list[str]) -> None:
@@ -37,6 +41,16 @@ async def serve(listen: list[str], model_dir: Path, urls: list[str]) -> None:
             replica(f"static-{number}", url, sha256=sha256, max_model_len=_CONTEXT) for number, url in enumerate(urls)
         ]
         tell(app, *records)
+        now = app.router.clock()
+        app.view.load(
+            [
+                registry_pb2.ReplicaLoad(
+                    replica_id=record.replica_id, epoch=record.epoch, prefill_tokens_per_s=_PREFILL_RATE
+                )
+                for record in records
+            ],
+            now,
+        )
         for record in records:
             app.view.proved(app.view.targets[record.replica_id], "ok")
         stop = asyncio.Event()
