@@ -11,12 +11,12 @@ def alternatives(request: Request, decision: Decision, fleet: Fleet, now: float,
     """Return up to `count` other replicas, best first: by cost where the decision was explained, else by load."""
     if count <= 0:
         return []
-    panel = fleet.panel(request.adapter, request.role)
     out = request.exclude | {decision.replica} | (frozenset() if fleet.health.quiet else fleet.health.out(now))
     most = count + len(out)
     if isinstance(decision.candidates, Explanation):
         names = decision.candidates.cheapest(most)
     else:
+        panel = fleet.panel(request.adapter, request.role)
         order = fleet.load.loads(now)[panel.seats].argsort(kind="stable")[:most]
         names = [panel.ids[row] for row in order.tolist()]
     return [name for name in names if name not in out][:count]

@@ -20,7 +20,7 @@ _MOST_HEAD_BYTES = 64 * 1024
 STAND_INS = {status: status - 50 for status in (500, 501, 503, 504)}
 """What is said for a status: Envoy takes any 5xx for a failed check and drops its body. It says the real one then."""
 
-_PHRASES = {200: b"OK"}
+_PHRASES = {200: "OK"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class Answer:
 
     def encoded(self, *, close: bool = False) -> bytes:
         """The whole response. A value never breaks a line: none is taken from a request unchecked."""
-        lines = [f"HTTP/1.1 {self.status} ".encode() + _PHRASES.get(self.status, b"Refused")]
-        lines += [f"{name}: {value}".encode("latin-1", "replace") for name, value in self.headers.items()]
-        lines.append(b"content-length: %d" % len(self.body))
+        lines = [f"HTTP/1.1 {self.status} {_PHRASES.get(self.status, 'Refused')}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        lines.append(f"content-length: {len(self.body)}")
         if close:
-            lines.append(b"connection: close")
-        return b"\r\n".join(lines) + b"\r\n\r\n" + self.body
+            lines.append("connection: close")
+        return "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + self.body
 
 
 def refusal(error: StokerError, headers: Mapping[str, str] | None = None) -> Answer:
