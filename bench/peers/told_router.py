@@ -24,11 +24,11 @@ _PREFILL_RATE = 5_000_000.0
 not yet measured, the router would hold requests back until these had done what they never do."""
 
 
-async def serve(listen: list[str], model_dir: Path, urls: list[str]) -> None:
+async def serve(own: list[str], model_dir: Path, urls: list[str]) -> None:
     """Serve until SIGTERM."""
     sha256, tokenizer = tokenizer_of(model_dir)
     settings = [
-        *listen,
+        *own,
         # What answers a canary with tokens from a list cannot be probed.
         "parity=false",
         "drain_s=1",
@@ -66,9 +66,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Stoker's router before static engines.")
     parser.add_argument("--model-dir", type=Path, required=True)
     parser.add_argument("--listen", action="append", default=[], metavar="API=HOST:PORT", help="http, grpc …")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further settings")
     parser.add_argument("urls", nargs="+")
     options = parser.parse_args()
-    uvloop.run(serve([f"listen.{each}" for each in options.listen], options.model_dir, options.urls))
+    own = [*(f"listen.{each}" for each in options.listen), *options.set]
+    uvloop.run(serve(own, options.model_dir, options.urls))
 
 
 if __name__ == "__main__":
