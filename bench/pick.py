@@ -3,10 +3,10 @@
     python bench/pick.py                     # 64 and 32,768 tokens; installs the select service on first use
     python bench/pick.py -o json --turns 200
 
-One client, which asks each in turn for the same prompt: half of it is one of eight prefixes, the rest is new. Timed is
-one call, from the body's first byte written to the answer's last byte read; making the body is not, and neither is
-giving the place back, which follows each. Stoker signs tickets for three places. `/select` counts nothing,
-`/select_and_reserve` counts the request as Pick does.
+One client, which asks each for the same prompts, in an order that is drawn anew for each prompt: half of a prompt
+is one of eight prefixes, the rest is new. Timed is one call, from the body's first byte written to the answer's last
+byte read; making the body is not, and neither is giving the place back, which follows each. Stoker signs a ticket
+for three places. `/select` counts nothing, `/select_and_reserve` counts the request as Pick does.
 """
 
 from __future__ import annotations
@@ -203,14 +203,14 @@ async def until_selected(client: Http, tokens: list[int]) -> None:
 
 
 async def measure(askers: dict[str, Timed], size: int, turns: int, rng: Random) -> list[dict[str, object]]:
-    """Interleaved: in each turn every asker gets the same prompt, another one first each time."""
+    """Interleaved: in each turn every asker gets the same prompt, in an order of its own."""
     prefixes = [[rng.randrange(150_000) for _ in range(size // 2)] for _ in range(8)]
     taken: dict[str, list[float]] = {name: [] for name in askers}
     names = list(askers)
     for turn in range(turns + WARM_UP):
         tokens = rng.choice(prefixes) + [rng.randrange(150_000) for _ in range(size - size // 2)]
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+        rng.shuffle(names)  # who comes after whom matters
+        for name in names:
             seconds = await askers[name](tokens)
             if turn >= WARM_UP:
                 taken[name].append(1000 * seconds)

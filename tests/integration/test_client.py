@@ -186,11 +186,13 @@ async def test_a_client_for_threads(site: Site) -> None:
 # --- tickets, as the node sees them ---------------------------------------------------------------------------
 
 
-async def picked(site: Site, tokens: int = 8, max_tokens: int = 2) -> router_pb2.PickResponse:
+async def picked(site: Site, tokens: int = 8, max_tokens: int = 2, alternatives: int = 2) -> router_pb2.PickResponse:
     async with rpc.channel(site.router) as channel:
         stub: Any = router_pb2_grpc.RouterServiceStub(channel)
         prompt = router_pb2.TokenizedPrompt(model="tiny", token_ids=packed(tokens, 10), max_tokens=max_tokens)
-        answer: router_pb2.PickResponse = await stub.Pick(router_pb2.PickRequest(tokenized=prompt), timeout=10)
+        answer: router_pb2.PickResponse = await stub.Pick(
+            router_pb2.PickRequest(tokenized=prompt, alternatives=alternatives), timeout=10
+        )
     return answer
 
 
@@ -214,15 +216,17 @@ async def at_the_node(site: Site, replica_id: str, ticket: str, max_tokens: int 
 
 async def test_a_node_takes_what_was_picked_and_nothing_else(site: Site) -> None:
     pick = await picked(site)
-    here, there = pick.places
+    here, ticket = pick.places[0], pick.ticket
     assert await at_the_node(site, here.replica_id, "") == "TICKET_MISSING"
-    assert await at_the_node(site, here.replica_id, there.ticket) == "TICKET_WRONG_REPLICA"
-    assert await at_the_node(site, here.replica_id, here.ticket[:-4] + "AAA=") == "TICKET_INVALID"
-    assert await at_the_node(site, here.replica_id, here.ticket, max_tokens=3) == "TICKET_EXCEEDED"
+    assert await at_the_node(site, here.replica_id, ticket[:-4] + "AAA=") == "TICKET_INVALID"
+    assert await at_the_node(site, here.replica_id, ticket, max_tokens=3) == "TICKET_EXCEEDED"
     pick = await picked(site)
-    here = pick.places[0]
-    assert await at_the_node(site, here.replica_id, here.ticket) == "OK"
-    assert await at_the_node(site, here.replica_id, here.ticket) == "TICKET_USED"
+    here, there = pick.places
+    assert await at_the_node(site, here.replica_id, pick.ticket) == "OK"
+    assert await at_the_node(site, here.replica_id, pick.ticket) == "TICKET_USED"
+    alone = await picked(site, alternatives=0)
+    other = next(place for place in (here, there) if place.replica_id != alone.places[0].replica_id)
+    assert await at_the_node(site, other.replica_id, alone.ticket) == "TICKET_WRONG_REPLICA"
     site.fleet.router.picks.close()
 
 
@@ -237,7 +241,7 @@ async def test_pick_over_http_in_both_forms(site: Site) -> None:
             pick = await answer.json()
         assert pick["request_id"] == "by-http"
         assert pick["prompt_tokens"] == 8
-        assert await at_the_node(site, pick["places"][0]["replica_id"], pick["places"][0]["ticket"]) == "OK"
+        assert await at_the_node(site, pick["places"][0]["replica_id"], pick["ticket"]) == "OK"
         packed_body = msgspec.msgpack.encode({"model": "tiny", "token_ids": packed(64), "max_tokens": 2})
         headers = {"content-type": "application/msgpack"}
         async with http.post("/pick", data=packed_body, headers=headers) as answer:

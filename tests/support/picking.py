@@ -66,7 +66,8 @@ class World:
 
     async def pick(self, tokens: int = 640, caller: Caller = NOBODY, first: int = 0, **how: Any) -> Picked:
         prompt = Prompt(b"", tokenized=tokenized(packed(tokens, first)), max_output_tokens=16)
-        return await self.picker.pick(Asked(COMPLETIONS, "tiny", prompt, True), caller, "id", **how)
+        picked = self.picker.pick(Asked(COMPLETIONS, "tiny", prompt, True), caller, "id", **how)
+        return picked if isinstance(picked, Picked) else await picked
 
     def idle(self) -> bool:
         """Nothing is held."""

@@ -27,27 +27,25 @@ def world() -> World:
 
 async def test_a_pick_names_its_replica_first_and_others_after_it(world: World) -> None:
     picked = await world.pick()
-    names = [target.id for target, _ in picked.places]
+    names = [target.id for target in picked.places]
     assert names[0] == picked.decided.decision.replica
     assert sorted(names) == ["tiny-0", "tiny-1", "tiny-2"]
-    assert [ticket for _, ticket in picked.places] == ["", "", ""], "no keys, no tickets"
+    assert picked.ticket == "", "no keys, no tickets"
     assert (picked.tokens, picked.cached_tokens) == (640, 0)
     assert world.fleet.load.load(names[0]) > 0
     assert len((await world.pick(alternatives=0)).places) == 1
 
 
-async def test_tickets_are_for_the_places_and_the_amounts(tmp_path: Path) -> None:
+async def test_a_ticket_is_for_the_places_and_the_amounts(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(KEYS)
     world = World(keys=path)
     picked = await world.pick(caller=Caller("acme"))
-    tickets = [parse("k", "k", KEYS).read(text, world.wall, 0.0) for _, text in picked.places]
-    assert [ticket.replica for ticket in tickets] == [target.id for target, _ in picked.places]
-    assert {ticket.nonce[:12].hex() for ticket in tickets} == {picked.pick_id}
-    assert len({ticket.nonce for ticket in tickets}) == 3, "each may be used once, whatever becomes of the others"
-    first = tickets[0]
-    assert (first.tenant, first.epoch, first.prompt_tokens, first.output_tokens) == ("acme", 1, 640, 16)
-    assert first.expires == world.wall + 10.0 == world.wall + picked.expires_in
+    ticket = parse("k", "k", KEYS).read(picked.ticket, world.wall, 0.0)
+    assert ticket.places == tuple((target.id, 1) for target in picked.places)
+    assert ticket.nonce.hex() == picked.pick_id
+    assert (ticket.tenant, ticket.prompt_tokens, ticket.output_tokens) == ("acme", 640, 16)
+    assert ticket.expires == world.wall + 10.0 == world.wall + picked.expires_in
 
 
 async def test_a_pass_is_renewed_long_before_it_ends_and_when_keys_or_clock_change(tmp_path: Path) -> None:
@@ -85,7 +83,7 @@ async def test_nobody_ends_anothers(world: World) -> None:
 
 async def test_a_first_token_ends_the_prefill(world: World) -> None:
     picked = await world.pick()
-    home = picked.places[0][0].id
+    home = picked.places[0].id
     before = world.fleet.load.load(home)
     for _ in range(2):
         world.picks.tell(picked.pick_id, Event.FIRST_TOKEN)
@@ -116,7 +114,7 @@ async def test_each_word_holds_a_pick_for_longer(world: World) -> None:
 
 async def test_a_pick_that_goes_elsewhere_is_counted_there(world: World) -> None:
     picked = await world.pick()
-    first, second = (target.id for target, _ in picked.places[:2])
+    first, second = (target.id for target in picked.places[:2])
     world.picks.tell(picked.pick_id, Event.MOVED, 1)
     assert world.fleet.load.load(first) == 0
     assert world.fleet.load.load(second) > 0
@@ -131,7 +129,7 @@ async def test_a_pick_that_goes_elsewhere_is_counted_there(world: World) -> None
 
 async def test_a_pick_that_goes_where_nothing_serves_any_more_is_released(world: World) -> None:
     picked = await world.pick()
-    second = picked.places[1][0]
+    second = picked.places[1]
     second.reachable = False
     world.view.pools["tiny"].announce(second)
     world.picks.tell(picked.pick_id, Event.MOVED, 1)

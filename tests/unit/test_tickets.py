@@ -16,7 +16,7 @@ from stoker.node_agent.gate import Gate, hold_to
 
 NOW = 1_000_000.0
 OLD, NEW = f"old {'0a' * 32}", f"new {'0b' * 32}"
-TICKET = Ticket(b"nonce", NOW + 10, "tiny-0", 7, "acme", 100, 16)
+TICKET = Ticket(b"nonce", NOW + 10, (("tiny-0", 7), ("tiny-2", 9)), "acme", 100, 16)
 
 
 def keys(*lines: str) -> Keys:
@@ -121,11 +121,14 @@ def shown(ticket: Ticket) -> tuple[tuple[str, str], ...]:
     return ((HEADER, keys(OLD).sign(ticket)),)
 
 
-def test_a_ticket_opens_one_replica_once(gate: Gate) -> None:
+def test_a_ticket_opens_each_of_its_places_once(gate: Gate) -> None:
     assert gate.check(shown(TICKET), "tiny-0", 7) == TICKET
     with pytest.raises(TicketRefused) as used:
         gate.check(shown(TICKET), "tiny-0", 7)
     assert used.value.reason == "TICKET_USED"
+    assert gate.check(shown(TICKET), "tiny-2", 9) == TICKET, "at another place of the pick"
+    rank = (*shown(TICKET), ("x-data-parallel-rank", "1"))
+    assert gate.check(rank, "tiny-0", 7) == TICKET, "at another rank of the replica"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def test_a_request_may_not_be_larger_than_what_was_picked() -> None:
     hold_to(TICKET, request(100, max_tokens=8, n=2))
     hold_to(TICKET, request(500, max_tokens=8, truncate_prompt_tokens=90))
     hold_to(None, request(1000))
-    hold_to(Ticket(b"", NOW, "tiny-0"), request(1000))
+    hold_to(Ticket(b"", NOW, (("tiny-0", 7),)), request(1000))
     for larger in (request(max_tokens=17), request(max_tokens=9, n=2), request(), request(101, max_tokens=1)):
         with pytest.raises(TicketRefused) as refusal:
             hold_to(TICKET, larger)

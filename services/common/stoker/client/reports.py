@@ -16,6 +16,7 @@ _GATHER_S = 0.01
 _ALIVE_S = 5.0
 """A third of what a router waits for."""
 _ASK_S = 2.0
+_TRIES = 2
 _MOST = 10_000
 _BATCH = 1_000
 
@@ -73,8 +74,10 @@ class Reports:
         stub: Any = router_pb2_grpc.RouterServiceStub(self._channels.to(router))
         while waiting:
             batch = [waiting.popleft() for _ in range(min(len(waiting), _BATCH))]
-            with contextlib.suppress(grpc.RpcError):
-                await stub.ReportPicks(router_pb2.ReportPicksRequest(reports=batch), timeout=_ASK_S)
+            for _ in range(_TRIES):
+                with contextlib.suppress(grpc.RpcError):
+                    await stub.ReportPicks(router_pb2.ReportPicksRequest(reports=batch), timeout=_ASK_S)
+                    break
 
     async def _say_alive(self) -> None:
         while True:

@@ -189,7 +189,7 @@ class Ways:
         sent = inference_pb2.GenerateRequest()
         sent.CopyFrom(request)
         sent.replica_id, sent.request_id = place.replica_id, pick.request_id
-        shown = [(HEADER, place.ticket)] if place.ticket else []
+        shown = [(HEADER, pick.ticket)] if pick.ticket else []
         if place.HasField("rank"):
             shown.append((RANK_HEADER, str(place.rank)))
         call = _generate(channel, sent, deadline.left(), shown)

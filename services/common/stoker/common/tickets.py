@@ -1,4 +1,4 @@
-"""Tickets: a router's leave, signed, for one request to one replica (ADR 34).
+"""Tickets: a router's leave, signed, for one request at the places of a pick (ADR 35).
 
 A ticket is text for one header: `key id.payload.signature`, the last two in URL-safe base64. The payload says
 what the ticket is for; the signature is HMAC-SHA256 under a key that routers and node agents share by file.
@@ -44,15 +44,14 @@ class BadKeys(StokerError):
 class Ticket(msgspec.Struct, frozen=True, array_like=True):
     """What a router allows. Times are Unix seconds, amounts tokens.
 
-    Without a replica it is a router's pass, for the requests that the router itself sends: it never leaves the
+    Without places it is a router's pass, for the requests that the router itself sends: it never leaves the
     services, is good for any replica, and may be used often.
     """
 
     nonce: bytes
     expires: float
-    replica: str = ""
-    epoch: int = 0
-    """Of the replica's engine: a restarted one has lost the cache that the request was sent after."""
+    places: tuple[tuple[str, int], ...] = ()
+    """Replicas, each with its engine's epoch: a restarted one has lost the cache that the request was sent after."""
     tenant: str = ""
     prompt_tokens: int = 0
     """At most; 0 where the router could not count them."""
@@ -62,7 +61,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     @property
     def is_pass(self) -> bool:
         """Whether it is a router's own."""
-        return not self.replica
+        return not self.places
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def parse(setting: str, path: str, content: str) -> Keys:
         if match is None or len(match[2]) % 2:
             raise BadKeys(
                 f"{setting}: line {number} of {path} is no key; write an id and at least 32 bytes in hexadecimal: "
-                f'echo "$(date +k%F) $(openssl rand -hex 32)"'
+                f'echo "$(date +%F) $(openssl rand -hex 32)"'
             )
         if match[1] in secrets:
             raise BadKeys(f"{setting}: {path} has key {match[1]!r} twice; give each key an id of its own")

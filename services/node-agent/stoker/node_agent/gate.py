@@ -1,4 +1,4 @@
-"""Lets requests in that carry a router's ticket (ADR 34)."""
+"""Lets requests in that carry a router's ticket (ADR 35)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from stoker.node_agent import telemetry
 from stoker.node_agent.config import TicketsConfig
 from stoker.node_agent.core.used import UsedTickets
 
+RANK_HEADER = "x-data-parallel-rank"
 Metadata = Iterable[tuple[str, str | bytes]] | None
 
 
@@ -41,7 +42,7 @@ class Gate:
         return ticket
 
     def _checked(self, metadata: Metadata, replica_id: str, epoch: int) -> Ticket | None:
-        text = next((value for name, value in metadata or () if name == HEADER and isinstance(value, str)), "")
+        text, rank = _shown(metadata)
         keys = self._file.keys
         if keys is None or (not text and not self._config.required):
             return None
@@ -54,21 +55,27 @@ class Gate:
         ticket = keys.read(text, now, self._config.skew_s)
         if ticket.is_pass:
             return ticket
-        if ticket.replica != replica_id:
+        epochs = {at for name, at in ticket.places if name == replica_id}
+        if not epochs:
             raise TicketRefused(
-                f"the ticket is for replica {ticket.replica}, the request for {replica_id}; set replica_id to the "
-                "ticket's",
+                f"the ticket is not for replica {replica_id}; set replica_id to that of a place of the pick",
                 reason="TICKET_WRONG_REPLICA",
             )
-        if ticket.epoch != epoch:
+        if epoch not in epochs:
             raise TicketRefused(
                 f"the engine of {replica_id} has restarted since the pick, and its cache is gone; pick again",
                 reason="TICKET_STALE",
             )
         until = ticket.expires + self._config.skew_s
-        if not self._used.use(ticket.nonce, until, now):
+        if not self._used.use(ticket.nonce + replica_id.encode() + rank.encode(), until, now):
             raise TicketRefused("the ticket was used before; it is for one request: pick again", reason="TICKET_USED")
         return ticket
+
+
+def _shown(metadata: Metadata) -> tuple[str, str]:
+    """The ticket, and the rank that is meant: a pick may name several ranks of one replica."""
+    shown = {name: value for name, value in metadata or () if isinstance(value, str)}
+    return shown.get(HEADER, ""), shown.get(RANK_HEADER, "")
 
 
 def hold_to(ticket: Ticket | None, request: inference_pb2.GenerateRequest) -> None:

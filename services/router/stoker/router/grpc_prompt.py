@@ -54,7 +54,7 @@ def of_tokenized(request: router_pb2.TokenizedPrompt) -> Asked:
         choices=max(1, request.n),
         cache_salt=request.cache_salt,
     )
-    return Asked(COMPLETIONS, request.model, prompt, True, request.session_id, priority=request.priority)
+    return Asked(COMPLETIONS, request.model, prompt, False, request.session_id, priority=request.priority)
 
 
 def of_embed(request: inference_pb2.EmbedRequest, raw: bytes) -> Asked:

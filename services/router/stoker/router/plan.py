@@ -90,39 +90,29 @@ class Planner:
 
     async def plan(self, asked: Asked, pool: Pool, adapter: str, policy: str) -> Plan:
         """Count and hash. Raises InvalidRequest for a prompt that no replica can take."""
+        plan = self.plan_at_once(asked, pool, adapter, policy)
+        if plan is not None:
+            return plan
+        return _planned(asked, pool, adapter, policy, await self._read_in_thread(asked.prompt, pool, adapter))
+
+    def plan_at_once(self, asked: Asked, pool: Pool, adapter: str, policy: str) -> Plan | None:
+        """The same where that holds up nobody; None for what is a thread's work."""
         prompt = asked.prompt
         _refuse_long_output(prompt, pool)
-        tokenizes = asked.api == TOKENIZE
-        if tokenizes:
+        if asked.api == TOKENIZE:
             # No KV is computed: speculation on it would send others after blocks that are not there.
             read = _Read((), 1, NONE, TOKENIZE)
         elif policy == core.ROUND_ROBIN:
             # The baseline looks at nothing.
             read = _Read((), _guessed(prompt), NONE, policy)
+        # Hashing alone costs a byte some hundred times less than tokenizing.
+        elif _weight(prompt) > self._inline_bytes:
+            return None
         else:
-            read = await self._read(prompt, pool, adapter)
-        metrics.of(metrics.KEYS, read.source, read.why).inc()
-        session = root_key(_SESSION_DOMAIN, cache_salt=asked.session_id) if asked.session_id else 0
-        output = prompt.max_output_tokens if prompt.max_output_tokens is not None else _GUESSED_OUTPUT_TOKENS
-        request = core.Request(
-            # Keys over bytes are forgotten within seconds; a session's home stays.
-            keys=() if session and read.source == BYTES else read.keys,
-            prompt_tokens=_counted(read, pool),
-            block_size=pool.block_size,
-            output_tokens=0 if tokenizes else min(output * prompt.choices, _MOST_OUTPUT_TOKENS),
-            adapter=adapter,
-            session=session,
-            streamed=asked.stream,
-        )
-        return Plan(
-            pool,
-            request,
-            policy,
-            read.source,
-            read.why,
-            read.tokens if read.source == TOKENS else None,
-            output_bounded=prompt.max_output_tokens is not None,
-        )
+            started = time.perf_counter()
+            read = _read(prompt, self._tokenizers.get(pool.tokenizer_sha256), pool, adapter)
+            metrics.of(metrics.TOKENIZE, "inline").observe(time.perf_counter() - started)
+        return _planned(asked, pool, adapter, policy, read)
 
     async def said(
         self, prompt: Prompt, pool: Pool, tokens: Sequence[int], *, skip_special_tokens: bool
@@ -141,23 +131,49 @@ class Planner:
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)
 
-    async def _read(self, prompt: Prompt, pool: Pool, adapter: str) -> _Read:
+    async def _read_in_thread(self, prompt: Prompt, pool: Pool, adapter: str) -> _Read:
         tokenizer = self._tokenizers.get(pool.tokenizer_sha256)
         started = time.perf_counter()
-        # Hashing alone costs a byte some hundred times less than tokenizing.
-        weight = len(prompt.tokenized.packed) // _HASHED_BYTES if prompt.tokenized is not None else prompt.size
-        if weight <= self._inline_bytes:
-            read, where = _read(prompt, tokenizer, pool, adapter), "inline"
-        else:
-            loop = asyncio.get_running_loop()
-            where = "thread"
-            try:
-                async with asyncio.timeout(self._patience_s):
-                    read = await loop.run_in_executor(self._executor, _read, prompt, tokenizer, pool, adapter)
-            except TimeoutError:
-                read = _Read((), _guessed(prompt), NONE, "tokenizers_busy")
-        metrics.of(metrics.TOKENIZE, where).observe(time.perf_counter() - started)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                read = await asyncio.get_running_loop().run_in_executor(
+                    self._executor, _read, prompt, tokenizer, pool, adapter
+                )
+        except TimeoutError:
+            read = _Read((), _guessed(prompt), NONE, "tokenizers_busy")
+        metrics.of(metrics.TOKENIZE, "thread").observe(time.perf_counter() - started)
         return read
+
+
+def _weight(prompt: Prompt) -> int:
+    """How many bytes of text would take as long to read."""
+    return len(prompt.tokenized.packed) // _HASHED_BYTES if prompt.tokenized is not None else prompt.size
+
+
+def _planned(asked: Asked, pool: Pool, adapter: str, policy: str, read: _Read) -> Plan:
+    prompt, tokenizes = asked.prompt, asked.api == TOKENIZE
+    metrics.of(metrics.KEYS, read.source, read.why).inc()
+    session = root_key(_SESSION_DOMAIN, cache_salt=asked.session_id) if asked.session_id else 0
+    output = prompt.max_output_tokens if prompt.max_output_tokens is not None else _GUESSED_OUTPUT_TOKENS
+    request = core.Request(
+        # Keys over bytes are forgotten within seconds; a session's home stays.
+        keys=() if session and read.source == BYTES else read.keys,
+        prompt_tokens=_counted(read, pool),
+        block_size=pool.block_size,
+        output_tokens=0 if tokenizes else min(output * prompt.choices, _MOST_OUTPUT_TOKENS),
+        adapter=adapter,
+        session=session,
+        streamed=asked.stream,
+    )
+    return Plan(
+        pool,
+        request,
+        policy,
+        read.source,
+        read.why,
+        read.tokens if read.source == TOKENS else None,
+        output_bounded=prompt.max_output_tokens is not None,
+    )
 
 
 def _guessed(prompt: Prompt) -> int:

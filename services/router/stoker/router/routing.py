@@ -208,6 +208,11 @@ class Router:
         pool, adapter = self.view.resolve(asked.model)
         return await self.planner.plan(asked, pool, adapter, self._policy_of(policy))
 
+    def draft_at_once(self, asked: Asked, policy: str = "") -> Plan | None:
+        """The same where that holds up nobody; None for what is a thread's work."""
+        pool, adapter = self.view.resolve(asked.model)
+        return self.planner.plan_at_once(asked, pool, adapter, self._policy_of(policy))
+
     def holds(self, plan: Plan, basis: Basis, model: str, policy: str = "") -> bool:
         """Whether the same request would be planned like this now. Raises NotFound, Unavailable, InvalidRequest."""
         pool, adapter = self.view.resolve(model)

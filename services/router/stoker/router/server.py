@@ -12,7 +12,7 @@ from stoker.common.errors import InvalidRequest, NotFound
 from stoker.router import core
 from stoker.router.decisions import Remembered
 from stoker.router.grpc_prompt import of_generate, of_tokenized
-from stoker.router.picking.picker import Picker
+from stoker.router.picking.picker import Picked, Picker
 from stoker.router.picking.picks import Event
 from stoker.router.pools import Target
 from stoker.router.routing import Router
@@ -78,7 +78,7 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
             case _:
                 raise InvalidRequest.field("subject", "give one of request and tokenized")
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        picked = await self._picker.pick(
+        picked = self._picker.pick(
             asked,
             self._router.tenants.caller(metadata, asked.priority),
             request_id[:128] or secrets.token_hex(16),
@@ -86,6 +86,8 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
             wait_s=request.max_wait_ms / 1000 if request.HasField("max_wait_ms") else None,
             alternatives=request.alternatives if request.HasField("alternatives") else None,
         )
+        if not isinstance(picked, Picked):
+            picked = await picked
         return router_pb2.PickResponse(
             pick_id=picked.pick_id,
             request_id=picked.request_id,
@@ -94,16 +96,16 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
                     replica_id=target.record.replica_id,
                     agent_endpoint=target.record.agent_endpoint,
                     http_url=target.url,
-                    ticket=ticket,
                     rank=target.rank,
                 )
-                for target, ticket in picked.places
+                for target in picked.places
             ],
             reason=picked.decided.decision.reason.value,
             prompt_tokens=picked.tokens,
             predicted_cached_tokens=picked.cached_tokens,
             expires_in_ms=int(1000 * picked.expires_in),
             waited_ms=int(1000 * picked.waited),
+            ticket=picked.ticket,
         )
 
     async def ReportPicks(  # noqa: N802 - gRPC's name

@@ -1,1 +1,1 @@
-"""Pick: the router decides, and its caller sends the request straight to the node (ADR 34)."""
+"""Pick: the router decides, and its caller sends the request straight to the node (ADR 35)."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -64,7 +65,6 @@ class _Place(msgspec.Struct, frozen=True):
     replica_id: str
     agent_endpoint: str
     http_url: str
-    ticket: str
     rank: int | None
 
 
@@ -77,6 +77,7 @@ class _Answer(msgspec.Struct, frozen=True):
     predicted_cached_tokens: int | None
     expires_in_ms: int
     waited_ms: int
+    ticket: str
 
 
 _encoder = msgspec.json.Encoder()
@@ -122,38 +123,53 @@ class PickEndpoint:
             self._server.close()
         self._connections.close()
 
-    async def answer(self, ask: Ask) -> Answer:
-        """One request. Never raises, but for being cancelled."""
-        path = ask.target.partition("?")[0]
+    def answer(self, ask: Ask) -> Answer | Coroutine[Any, Any, Answer]:
+        """One request: the answer, where nothing has to be waited for. Never raises, nor does what is to be awaited,
+        but for being cancelled.
+        """
         try:
-            return await self._answered(path, ask)
-        except StokerError as error:
-            if path == "/pick":
-                metrics.of(metrics.REQUESTS, API, metrics.outcome_of(error)).inc()
-            return _refusal(error)
+            return self._answered(ask)
         except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
-            return _refusal(internal_error("pick.internal_error", path, error))
+            return _failed(ask, error)
 
-    async def _answered(self, path: str, ask: Ask) -> Answer:
+    def _answered(self, ask: Ask) -> Answer | Coroutine[Any, Any, Answer]:
+        path = ask.target.partition("?")[0]
         if path not in ("/pick", "/picks"):
             raise NotFound(f"{path} is not served here; these are: POST /pick, POST /picks")
         if ask.method != "POST":
             raise MethodNotAllowed(path, "POST", ask.method)
-        return await self._pick(ask) if path == "/pick" else self._report(ask)
-
-    async def _pick(self, ask: Ask) -> Answer:
-        headers = ask.headers
-        if headers.get("content-type") == _MSGPACK:
+        if path == "/picks":
+            return self._report(ask)
+        if ask.headers.get("content-type") == _MSGPACK:
             asked = _of_tokenized(_decoded(_tokenized, ask.body))
+        elif len(ask.body) <= SMALL:
+            asked = _of_openai(ask.body)
         else:
-            asked = await _of_openai(ask.body)
-        picked = await self._picker.pick(
+            return self._later(ask, None)
+        picked = self._pick(ask, asked)
+        return self._said(picked) if isinstance(picked, Picked) else self._later(ask, picked)
+
+    def _pick(self, ask: Ask, asked: Asked) -> Picked | Coroutine[Any, Any, Picked]:
+        headers = ask.headers
+        return self._picker.pick(
             asked,
             self._router.tenants.caller(headers, asked.priority),
             request_id_of(headers),
             policy=headers.get("x-stoker-policy", ""),
             wait_s=_wait(headers.get(WAIT_HEADER), seconds_allowed(headers, self._limits.request_s)),
         )
+
+    async def _later(self, ask: Ask, coming: Coroutine[Any, Any, Picked] | None) -> Answer:
+        """What is large, or has to wait."""
+        try:
+            if coming is not None:
+                return self._said(await coming)
+            picked = self._pick(ask, await asyncio.to_thread(_of_openai, ask.body))
+            return self._said(picked if isinstance(picked, Picked) else await picked)
+        except Exception as error:  # noqa: BLE001 - as above
+            return _failed(ask, error)
+
+    def _said(self, picked: Picked) -> Answer:
         undo = functools.partial(self._picker.picks.undo, picked.pick_id)
         return Answer(200, _JSON, _encoder.encode(_answer(picked)), undo=undo)
 
@@ -192,16 +208,10 @@ def _of_tokenized(body: Tokenized) -> Asked:
         choices=max(1, body.n),
         cache_salt=body.cache_salt,
     )
-    return Asked(COMPLETIONS, body.model, prompt, True, body.session_id, priority=body.priority)
+    return Asked(COMPLETIONS, body.model, prompt, False, body.session_id, priority=body.priority)
 
 
-async def _of_openai(body: bytes) -> Asked:
-    if len(body) <= SMALL:
-        return _read_openai(body)
-    return await asyncio.to_thread(_read_openai, body)
-
-
-def _read_openai(body: bytes) -> Asked:
+def _of_openai(body: bytes) -> Asked:
     fields = decode(body)
     return read(CHAT if "messages" in fields else COMPLETIONS, fields, body)
 
@@ -223,16 +233,20 @@ def _answer(picked: Picked) -> _Answer:
     return _Answer(
         pick_id=picked.pick_id,
         request_id=picked.request_id,
-        places=[
-            _Place(t.record.replica_id, t.record.agent_endpoint, t.url, ticket, t.rank) for t, ticket in picked.places
-        ],
+        places=[_Place(t.record.replica_id, t.record.agent_endpoint, t.url, t.rank) for t in picked.places],
         reason=picked.decided.decision.reason.value,
         prompt_tokens=picked.tokens,
         predicted_cached_tokens=picked.cached_tokens,
         expires_in_ms=int(1000 * picked.expires_in),
         waited_ms=int(1000 * picked.waited),
+        ticket=picked.ticket,
     )
 
 
-def _refusal(error: StokerError) -> Answer:
+def _failed(ask: Ask, error: Exception) -> Answer:
+    path = ask.target.partition("?")[0]
+    if not isinstance(error, StokerError):
+        error = internal_error("pick.internal_error", path, error)
+    if path == "/pick":
+        metrics.of(metrics.REQUESTS, API, metrics.outcome_of(error)).inc()
     return Answer(openai_errors.status(error), openai_errors.headers(error), openai_errors.body(error))

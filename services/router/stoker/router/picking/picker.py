@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from stoker.common.errors import Exhausted
 from stoker.router.decisions import Decided
@@ -13,7 +15,7 @@ from stoker.router.picking.signing import Signer
 from stoker.router.plan import TOKENS, Plan
 from stoker.router.pools import Target
 from stoker.router.prompt import Asked
-from stoker.router.routing import Flight, Router
+from stoker.router.routing import Admission, Flight, Router
 from stoker.router.siblings import Siblings
 from stoker.router.tenants import Caller
 
@@ -27,8 +29,9 @@ class Picked:
     pick_id: str
     request_id: str
     decided: Decided
-    places: list[tuple[Target, str]]
-    """The replica chosen, then the others to try, each with a ticket."""
+    places: list[Target]
+    """The replica chosen, then the others to try."""
+    ticket: str
     expires_in: float
     waited: float
 
@@ -57,7 +60,7 @@ class Picker:
         self._nonce = (siblings or Siblings.alone()).nonce
         self._alternatives = alternatives
 
-    async def pick(
+    def pick(
         self,
         asked: Asked,
         caller: Caller,
@@ -66,25 +69,56 @@ class Picker:
         policy: str = "",
         wait_s: float | None = None,
         alternatives: int | None = None,
-    ) -> Picked:
-        """Choose, wait for room and count. `wait_s` is the longest wait, None for as long as the queue lets it.
+    ) -> Picked | Coroutine[Any, Any, Picked]:
+        """Choose, wait for room and count: at once where nothing has to be waited for.
 
-        Raises what a relayed request would get, and Exhausted (HELD) when `wait_s` is over.
+        `wait_s` is the longest wait, None for as long as the queue lets it. Raises what a relayed request would get,
+        and Exhausted (HELD) when `wait_s` is over.
         """
         router = self._router
+        admission = router.admit()
+        plan = router.draft_at_once(asked, policy)
+        if plan is not None:
+            # Who shall tell the first token may not: the prefill is taken to run off by the replica's rate.
+            plan = router.charge(plan, caller, told_late=True)
+            flight = router.board_at_once(plan, request_id)
+            if flight is not None:
+                admission.__enter__()
+                return self._opened(flight, admission, request_id, alternatives, 0.0)
+        return self._later(plan, asked, caller, request_id, policy, wait_s, alternatives)
+
+    async def _later(
+        self,
+        plan: Plan | None,
+        asked: Asked,
+        caller: Caller,
+        request_id: str,
+        policy: str,
+        wait_s: float | None,
+        alternatives: int | None,
+    ) -> Picked:
+        router = self._router
+        admission = router.admit()
         with contextlib.ExitStack() as held:
-            held.enter_context(router.admit())
-            # Who tells the first token may not: the prefill is taken to run off by the replica's rate.
-            plan = await router.plan(asked, caller, policy=policy, told_late=True)
+            held.enter_context(admission)
+            if plan is None:
+                plan = router.charge(await router.draft(asked, policy), caller, told_late=True)
             began = router.clock()
             flight = await self._board(plan, request_id, wait_s)
-            try:
-                picked = self._named(flight, request_id, alternatives, router.clock() - began)
-            except BaseException:
-                flight.abandon()
-                raise
-            places = tuple(target.id for target, _ in picked.places)
-            self.picks.open(picked.pick_id, flight, held.pop_all(), request_id, places)
+            held.pop_all()  # the pick's from here on
+        return self._opened(flight, admission, request_id, alternatives, router.clock() - began)
+
+    def _opened(
+        self, flight: Flight, admission: Admission, request_id: str, alternatives: int | None, waited: float
+    ) -> Picked:
+        try:
+            picked = self._named(flight, request_id, alternatives, waited)
+        except BaseException:
+            flight.abandon()
+            admission.__exit__(None, None, None)
+            raise
+        places = tuple(target.id for target in picked.places)
+        self.picks.open(picked.pick_id, flight, admission, request_id, places)
         return picked
 
     async def _board(self, plan: Plan, request_id: str, wait_s: float | None) -> Flight:
@@ -106,6 +140,5 @@ class Picker:
         count = self._alternatives if alternatives is None else min(alternatives, MOST_ALTERNATIVES)
         targets = [decided.target, *self._router.others(decided, count)]
         nonce = self._nonce()
-        tickets = self._signer.tickets(decided.plan, targets, nonce)
-        places = list(zip(targets, tickets, strict=True))
-        return Picked(nonce.hex(), request_id, decided, places, self._signer.life_s, waited)
+        ticket = self._signer.ticket(decided.plan, targets, nonce)
+        return Picked(nonce.hex(), request_id, decided, targets, ticket, self._signer.life_s, waited)

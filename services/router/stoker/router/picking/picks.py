@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -10,7 +9,7 @@ import msgspec
 
 from stoker.common.errors import Unavailable
 from stoker.router import metrics
-from stoker.router.routing import Flight, Router
+from stoker.router.routing import Admission, Flight, Router
 from stoker.router.siblings import Siblings
 
 API = "pick"
@@ -30,7 +29,7 @@ class Event(Enum):
 @dataclass(slots=True)
 class _Pick:
     flight: Flight
-    admission: contextlib.ExitStack
+    admission: Admission
     request_id: str
     places: tuple[str, ...]
     began: float
@@ -57,9 +56,7 @@ class Picks:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(
-        self, name: str, flight: Flight, admission: contextlib.ExitStack, request_id: str, places: tuple[str, ...]
-    ) -> None:
+    def open(self, name: str, flight: Flight, admission: Admission, request_id: str, places: tuple[str, ...]) -> None:
         """Take over a flight and its place in the router, under a name that nobody can guess."""
         now = self._router.clock()
         self._open[name] = _Pick(flight, admission, request_id, places, now, now + self._unheard_s)
@@ -108,15 +105,15 @@ class Picks:
             decided = self._router.choose(replace(before.plan, pinned=pick.places[place]))
         except Unavailable:
             del self._open[name]
-            pick.admission.close()
+            pick.admission.__exit__(None, None, None)
             metrics.of(metrics.REQUESTS, API, "failed").inc()
             return
         pick.flight = self._router.fly(decided, pick.request_id)
 
     def _end(self, name: str, outcome: str) -> None:
         pick = self._open.pop(name)
-        with pick.admission:
-            pick.flight.abandon()
+        pick.flight.abandon()
+        pick.admission.__exit__(None, None, None)
         metrics.of(metrics.REQUESTS, API, outcome).inc()
 
     def undo(self, name: str) -> None:

@@ -28,30 +28,17 @@ class Signer:
         self._pass_keys: Keys | None = None
         self._renew_at = 0.0
 
-    def tickets(self, plan: Plan, targets: list[Target], nonce: bytes) -> list[str]:
-        """One for each place that a request may go to."""
+    def ticket(self, plan: Plan, targets: list[Target], nonce: bytes) -> str:
+        """For a planned request, at each of these."""
         keys = self._file.keys
         if keys is None:
-            return [""] * len(targets)
+            return ""
         expires = self._wall() + self.life_s
         request = plan.request
         prompt = request.prompt_tokens if plan.source == TOKENS else 0
         output = request.output_tokens if plan.output_bounded else 0
-        return [
-            # A nonce each: two places may be ranks of one replica.
-            keys.sign(
-                Ticket(
-                    nonce + bytes((place,)),
-                    expires,
-                    target.record.replica_id,
-                    target.record.epoch,
-                    request.tenant,
-                    prompt,
-                    output,
-                )
-            )
-            for place, target in enumerate(targets)
-        ]
+        places = tuple((target.record.replica_id, target.record.epoch) for target in targets)
+        return keys.sign(Ticket(nonce, expires, places, request.tenant, prompt, output))
 
     def own_pass(self) -> str:
         """What this router shows with requests that it sends itself; empty without keys."""

@@ -209,6 +209,7 @@ class PickResponse(Message):
     PREDICTED_CACHED_TOKENS_FIELD_NUMBER: int
     EXPIRES_IN_MS_FIELD_NUMBER: int
     WAITED_MS_FIELD_NUMBER: int
+    TICKET_FIELD_NUMBER: int
     pick_id: str
     """Names the pick in reports. Who has it can end the pick: keep it to yourself."""
     request_id: str
@@ -223,6 +224,10 @@ class PickResponse(Message):
     """Milliseconds within which a node must have the request."""
     waited_ms: int
     """Milliseconds that this call waited for a replica with room."""
+    ticket: str
+    """For the nodes, as metadata `x-stoker-ticket`: good for one request at each place, and for nothing else. Empty
+    where the router signs none.
+    """
     @property
     def places(self) -> RepeatedCompositeFieldContainer[Place]:
         """The replica chosen, then those to try where it does not answer, in this order."""
@@ -238,9 +243,10 @@ class PickResponse(Message):
         predicted_cached_tokens: int | None = ...,
         expires_in_ms: int = ...,
         waited_ms: int = ...,
+        ticket: str = ...,
     ) -> None: ...
     def HasField(self, field_name: Literal["_predicted_cached_tokens", b"_predicted_cached_tokens", "_prompt_tokens", b"_prompt_tokens", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_tokens", b"prompt_tokens"]) -> bool: ...
-    def ClearField(self, field_name: Literal["_predicted_cached_tokens", b"_predicted_cached_tokens", "_prompt_tokens", b"_prompt_tokens", "expires_in_ms", b"expires_in_ms", "pick_id", b"pick_id", "places", b"places", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "request_id", b"request_id", "waited_ms", b"waited_ms"]) -> None: ...
+    def ClearField(self, field_name: Literal["_predicted_cached_tokens", b"_predicted_cached_tokens", "_prompt_tokens", b"_prompt_tokens", "expires_in_ms", b"expires_in_ms", "pick_id", b"pick_id", "places", b"places", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "request_id", b"request_id", "ticket", b"ticket", "waited_ms", b"waited_ms"]) -> None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_predicted_cached_tokens", b"_predicted_cached_tokens"]) -> Literal["predicted_cached_tokens"] | None: ...
     @overload
@@ -255,7 +261,6 @@ class Place(Message):
     REPLICA_ID_FIELD_NUMBER: int
     AGENT_ENDPOINT_FIELD_NUMBER: int
     HTTP_URL_FIELD_NUMBER: int
-    TICKET_FIELD_NUMBER: int
     RANK_FIELD_NUMBER: int
     replica_id: str
     """The replica."""
@@ -263,8 +268,6 @@ class Place(Message):
     """host:port of its node agent: InferenceService, for this replica_id."""
     http_url: str
     """Base URL of its engine's OpenAI HTTP API, where that is reachable."""
-    ticket: str
-    """For the node, as metadata `x-stoker-ticket`. For one request. Empty where the router signs none."""
     rank: int
     """Data-parallel rank of the replica, as metadata or header `x-data-parallel-rank`; unset where it has no ranks."""
     def __init__(
@@ -273,11 +276,10 @@ class Place(Message):
         replica_id: str = ...,
         agent_endpoint: str = ...,
         http_url: str = ...,
-        ticket: str = ...,
         rank: int | None = ...,
     ) -> None: ...
     def HasField(self, field_name: Literal["_rank", b"_rank", "rank", b"rank"]) -> bool: ...
-    def ClearField(self, field_name: Literal["_rank", b"_rank", "agent_endpoint", b"agent_endpoint", "http_url", b"http_url", "rank", b"rank", "replica_id", b"replica_id", "ticket", b"ticket"]) -> None: ...
+    def ClearField(self, field_name: Literal["_rank", b"_rank", "agent_endpoint", b"agent_endpoint", "http_url", b"http_url", "rank", b"rank", "replica_id", b"replica_id"]) -> None: ...
     def WhichOneof(self, oneof_group: Literal["_rank", b"_rank"]) -> Literal["rank"] | None: ...
 
 @final
