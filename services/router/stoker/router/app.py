@@ -114,7 +114,9 @@ class RouterApp:
         self.rpc = rpc.RpcServer.bind(self.config.listen.grpc, services, tls=self._secure, shared=self._shared)
         inference = InferenceServer(self.router, self.channels, self.config.limits, self._own_pass)
         inference.add_to(self.rpc.server)
-        router_pb2_grpc.add_RouterServiceServicer_to_server(RouterServer(self.router, self.picker), self.rpc.server)
+        router_pb2_grpc.add_RouterServiceServicer_to_server(
+            RouterServer(self.router, self.picker, self._siblings), self.rpc.server
+        )
         if self.envoy is not None:
             self.envoy.add_to(self.rpc.server)
         await self.rpc.start()

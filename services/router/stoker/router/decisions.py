@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ DECISION_HEADER = "x-stoker-decision"
 # What is remembered: so many decisions, and as long as they hold no more than so many bytes.
 _KEPT = 8192
 _KEPT_BYTES = 64 * 1024 * 1024
+# Of replicas that were no candidates so many are remembered with each: their reasons are looked up at every decision.
+_MOST_EXCLUDED = 16
 # By measurement, rounded up: of one decision, and of each candidate that it can still explain.
 _DECISION_BYTES = 2560
 _CANDIDATE_BYTES = 80
@@ -79,8 +82,8 @@ class Remembered(NamedTuple):
     """Replicas that were no candidates, each with a stable reason."""
 
     @classmethod
-    def of(cls, decided: Decided) -> Remembered:
-        """What is worth remembering of a decision."""
+    def of(cls, decided: Decided, missing: Sequence[str] | None = None) -> Remembered:
+        """What is worth remembering of a decision; of those `missing` among the candidates, why (default: of all)."""
         plan, keys = decided.plan, decided.plan.request.keys
         return cls(
             decision=decided.decision,
@@ -93,7 +96,7 @@ class Remembered(NamedTuple):
             at=decided.at,
             waited_s=decided.at - decided.since,
             attempt=decided.attempt,
-            excluded=_excluded(decided),
+            excluded=_excluded(decided, missing_of(decided) if missing is None else missing),
         )
 
 
@@ -107,6 +110,7 @@ class Recent:
         self.bytes = 0
         """What is remembered holds about so much."""
         self._ids: object = None
+        self._left_out: tuple[object, list[str]] = None, []
 
     def __len__(self) -> int:
         return len(self._by_request)
@@ -116,7 +120,7 @@ class Recent:
         before = self._by_request.pop(request_id, None)
         if before is not None:
             self.bytes -= before[1]
-        remembered = Remembered.of(decided)
+        remembered = Remembered.of(decided, self._missing(decided))
         size = self._size(remembered)
         self._by_request[request_id] = remembered, size
         self.bytes += size
@@ -129,6 +133,15 @@ class Recent:
         found = self._by_request.get(request_id)
         return found[0] if found is not None else None
 
+    def _missing(self, decided: Decided) -> list[str]:
+        """A few of those that were no candidates: while the candidates are the same, so are the others."""
+        considered = decided.decision.candidates
+        if not isinstance(considered, core.Explanation):
+            return []
+        if considered.ids is not self._left_out[0]:
+            self._left_out = considered.ids, missing_of(decided)[:_MOST_EXCLUDED]
+        return self._left_out[1]
+
     def _size(self, remembered: Remembered) -> int:
         """Bytes, about."""
         considered = remembered.decision.candidates
@@ -139,13 +152,17 @@ class Recent:
         return _DECISION_BYTES + each * (len(considered) + len(remembered.excluded))
 
 
-def _excluded(decided: Decided) -> tuple[tuple[str, str], ...]:
+def missing_of(decided: Decided) -> list[str]:
     """The replicas of the pool that were not considered; none are known where nothing was weighed."""
     considered, targets = decided.decision.candidates, decided.plan.pool.targets
     if not isinstance(considered, core.Explanation) or len(considered) == len(targets):
-        return ()
-    missing = targets.keys() - set(considered.ids)
-    return tuple((name, _why_not(decided, targets[name])) for name in sorted(missing))
+        return []
+    return sorted(targets.keys() - set(considered.ids))
+
+
+def _excluded(decided: Decided, missing: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    targets = decided.plan.pool.targets
+    return tuple((name, _why_not(decided, targets[name])) for name in missing if name in targets)
 
 
 def _why_not(decided: Decided, target: Target) -> str:

@@ -15,7 +15,9 @@ from stoker.router.grpc_prompt import of_generate, of_tokenized
 from stoker.router.picking.picker import Picked, Picker
 from stoker.router.picking.picks import Event
 from stoker.router.pools import Target
+from stoker.router.recollection import Recollection
 from stoker.router.routing import Router
+from stoker.router.siblings import Siblings
 
 SERVICE = "stoker.api.router.v1.RouterService"
 
@@ -34,9 +36,14 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class RouterServer(router_pb2_grpc.RouterServiceServicer):
     """How the router decides and what it sees; picks for those who send for themselves."""
 
-    def __init__(self, router: Router, picker: Picker) -> None:
+    def __init__(self, router: Router, picker: Picker, siblings: Siblings | None = None) -> None:
         self._router = router
         self._picker = picker
+        self._recollection = Recollection(
+            router.recent,
+            siblings or Siblings.alone(),
+            lambda remembered: _explained(remembered, router.clock() - remembered.at),
+        )
 
     async def Explain(  # noqa: N802 - gRPC's name
         self, request: router_pb2.ExplainRequest, context: _Context
@@ -44,14 +51,14 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
         """Where a request would go now, or went; NOT_FOUND once a decision is forgotten."""
         subject = request.WhichOneof("subject")
         if subject == "request_id":
-            remembered = self._router.recent.of(request.request_id)
-            if remembered is None:
+            found = await self._recollection.of(request.request_id)
+            if found is None:
                 raise NotFound(
                     f"request {request.request_id!r} is not among the last ones this router decided; "
                     "ask the router that served it, or explain the request itself",
                     reason="DECISION_FORGOTTEN",
                 )
-            return _explained(remembered, self._router.clock() - remembered.at)
+            return found
         if subject == "request":
             asked = of_generate(request.request, request.request.SerializeToString())
             plan = await self._router.plan(asked)

@@ -148,7 +148,10 @@ def assigned() -> tuple[RouterConfig, Siblings] | None:
     number, _, folder = given.partition(":")
     config = msgspec.json.decode((Path(folder) / _CONFIG).read_bytes(), type=RouterConfig)
     metrics = _shifted(config.metrics_listen, int(number))
-    return replace(config, metrics_listen=metrics), Siblings(Path(folder), int(number), config.workers)
+    record = config.record
+    if record.path:
+        record = replace(record, path=f"{record.path}.worker-{number}")
+    return replace(config, metrics_listen=metrics, record=record), Siblings(Path(folder), int(number), config.workers)
 
 
 def _shifted(address: str, by: int) -> str:
