@@ -7,25 +7,33 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tracemalloc
 from collections.abc import Callable
 from random import Random
 from statistics import median
 from time import perf_counter
 
+from stoker.api.registry.v1 import records_pb2
 from stoker.common.blocks import block_keys, root_key
+from stoker.router.config import RecordConfig
 from stoker.router.core import (
     AdmissionQueue,
     BlockIndex,
     Delta,
     Dispatched,
     Fleet,
+    Outcome,
     Replica,
     Request,
     Snapshot,
     Tier,
     decide,
 )
+from stoker.router.decisions import Decided, Recent, told
+from stoker.router.plan import TOKENS, Plan
+from stoker.router.pools import Pool, Target
+from stoker.router.recorder import Ended, Recorder
 
 BLOCKS = 512
 PROMPTS = 64
@@ -138,6 +146,35 @@ def index(replicas: int = 100, blocks: int = 20_000) -> list[dict[str, object]]:
     ]
 
 
+def telling(replicas: int = 100) -> list[dict[str, object]]:
+    """What a request pays, beside its decision, for being told of it, for Explain, and for a record."""
+    rng = Random(1)
+    fleet, requests = fleet_of(replicas, rng)
+    pool = Pool("chat", fleet)
+    for name in fleet.replicas:
+        pool.targets[name] = Target(records_pb2.Replica(replica_id=name), pool=pool)
+    taken = []
+    for request in requests:
+        plan = Plan(pool, request, "stoker", TOKENS, tokens=request.prompt_tokens)
+        decision = decide(request, fleet, NOW, rng, explain=True)
+        taken.append(Decided(plan, decision, pool.targets[decision.replica], NOW, NOW))
+    recent, recorder = Recent(), Recorder(RecordConfig(path=os.devnull, queue=1_000_000), clock=lambda: NOW)
+    replica = next(iter(fleet.replicas.values()))
+
+    def record(number: int) -> None:
+        recorder.tell(Ended(taken[number % PROMPTS], replica, Outcome.OK, NOW, NOW, 0, 1))
+
+    # The thread is not begun: in its place the loop's part alone is measured.
+    return [
+        {"what": "tell a caller what was decided", **measure(lambda number: told(taken[number % PROMPTS]), 2_000)},
+        {
+            "what": f"remember it for Explain, {replicas} replicas",
+            **measure(lambda number: recent.note(str(number), taken[number % PROMPTS]), 2_000),
+        },
+        {"what": "queue it to be recorded", **measure(record, 1_000)},
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1_000])
@@ -151,6 +188,7 @@ def main() -> None:
         *(grants(100, idle) for idle in (0, 1, 10)),
         hashing(),
         *index(),
+        *telling(),
     ]
     if options.output == "json":
         print(json.dumps(rows, indent=2))
