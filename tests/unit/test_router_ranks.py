@@ -5,6 +5,7 @@ from __future__ import annotations
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.blocks import pack_keys
 from stoker.router import core
+from stoker.router.pools import replicas_of
 from stoker.router.upstream import request_headers
 from stoker.router.view import View
 from tests.support.registry import snapshot
@@ -118,3 +119,7 @@ def test_a_caller_does_not_choose_the_rank() -> None:
         "X-Other": "2",
         "X-Request-Id": "r",
     }
+
+
+def test_the_ranks_of_one_replica_are_one_try() -> None:
+    assert replicas_of({"a@0", "a@1", "b", "c@0"}) == {"a", "b", "c"}

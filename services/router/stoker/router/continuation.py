@@ -14,7 +14,7 @@ import structlog
 from stoker.router import core, metrics
 from stoker.router.decode import Partly
 from stoker.router.plan import TOKENS, Plan
-from stoker.router.pools import OK, Pool, Target
+from stoker.router.pools import OK, Pool, Target, replicas_of
 from stoker.router.prompt import CHAT, COMPLETIONS, Asked, Prompt
 from stoker.router.routing import Router
 
@@ -113,7 +113,7 @@ class Continuations:
         target = self._router.view.targets.get(failed)
         course.tried |= {failed} if target is None else target.siblings
         why, rest = answer.said.broken, None
-        if not why and len(course.tried) > self._retries:
+        if not why and len(replicas_of(course.tried)) > self._retries:
             why = "refused"
         if not why:
             why, rest = await self._found(answer, failed)

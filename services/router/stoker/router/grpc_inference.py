@@ -26,7 +26,7 @@ from stoker.router.decisions import Decided, told
 from stoker.router.grpc_continuation import Silent, carried, fields_of
 from stoker.router.grpc_prompt import of_embed, of_generate, of_tokenize
 from stoker.router.plan import Plan
-from stoker.router.pools import Pool, Target
+from stoker.router.pools import Pool, Target, replicas_of
 from stoker.router.prompt import Asked
 from stoker.router.routing import Flight, Router
 
@@ -249,7 +249,7 @@ class InferenceServer:
         return failure.code in _ELSEWHERE and self._retry_allowed(tried)
 
     def _retry_allowed(self, tried: frozenset[str]) -> bool:
-        return len(tried) < self._limits.retries and self._router.may_retry()
+        return len(replicas_of(tried)) < self._limits.retries and self._router.may_retry()
 
     # --- answered here -------------------------------------------------------------------------------------
 

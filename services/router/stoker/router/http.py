@@ -29,7 +29,7 @@ from stoker.router.http_messages import Answer, Request, Response
 from stoker.router.intake import Intake
 from stoker.router.openai_errors import MethodNotAllowed, TooLarge
 from stoker.router.plan import Plan
-from stoker.router.pools import Pool
+from stoker.router.pools import Pool, replicas_of
 from stoker.router.prompt import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TOKENIZE, Asked, read
 from stoker.router.relay import Call, Relay
 from stoker.router.routing import Flight, Router
@@ -216,7 +216,7 @@ class OpenAIServer:
         return answer
 
     def _may_retry(self, tried: frozenset[str]) -> bool:
-        return len(tried) < self._limits.retries and self._router.may_retry()
+        return len(replicas_of(tried)) < self._limits.retries and self._router.may_retry()
 
     def _all_failed(self, plan: Plan, tried: frozenset[str]) -> StokerError:
         return StokerError(

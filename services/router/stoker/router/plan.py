@@ -129,7 +129,11 @@ class Planner:
             except (NotRendered, InvalidRequest, ValueError):
                 return None
 
-        return await asyncio.get_running_loop().run_in_executor(self._executor, read)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await asyncio.get_running_loop().run_in_executor(self._executor, read)
+        except TimeoutError:
+            return None
 
     async def _read_in_thread(self, prompt: Prompt, pool: Pool, adapter: str) -> _Read:
         tokenizer = self._tokenizers.get(pool.tokenizer_sha256)

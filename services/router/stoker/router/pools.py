@@ -36,6 +36,11 @@ def rank_id(replica_id: str, rank: int) -> str:
     return f"{replica_id}@{rank}"
 
 
+def replicas_of(targets: Iterable[str]) -> set[str]:
+    """The ids of the replicas that targets, by their ids, are of: ranks are tried and fail together."""
+    return {target.rpartition("@")[0] or target for target in targets}
+
+
 @dataclass(slots=True, eq=False)
 class Target:
     """Where requests go: a replica, or one data-parallel rank of it, as announced and as this router found it.
