@@ -146,6 +146,13 @@ def test_the_last_message_can_be_continued() -> None:
     assert got == "[user]hi<end>[assistant]The fire is"
 
 
+@pytest.mark.parametrize(("filter_", "expected"), [("", "[ About 451. "), ("| trim", "[About 451.")])
+def test_a_template_that_trims_has_the_continued_message_trimmed(filter_: str, expected: str) -> None:
+    messages = [{"role": "assistant", "content": " About 451. "}]
+    source = "[{{ messages[0].content " + filter_ + " }}]"
+    assert render(source, messages, add_generation_prompt=False, continue_final_message=True) == expected
+
+
 def test_only_variables_the_template_knows_are_passed() -> None:
     source = "{{ enable_thinking }}{{ tools is none }}"
     assert render(source, [USER], variables={"enable_thinking": False, "messages": [], "x": 1}) == "FalseTrue"

@@ -37,7 +37,8 @@ _MEDIA_PARTS = {
 }
 MEDIA_MARK = "\ue000stoker-media\ue000"
 """Stands in a rendered prompt where the engine puts the tokens of an image, a sound or a video."""
-_CONTINUE_MARK = "\ue000stoker-continue\ue000"
+# The space shows whether the template trims what it prints.
+_CONTINUE_MARK = "\ue000stoker-continue\ue000 "
 # Attribution that some clients put first in a system prompt; it changes with every request, and the engine drops it.
 _BILLING_HEADER = "x-anthropic-billing-header"
 
@@ -222,10 +223,11 @@ def _mark_last(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cut_at_mark(text: str) -> str:
-    at = text.rfind(_CONTINUE_MARK)
+    at = text.rfind(_CONTINUE_MARK.rstrip())
     if at < 0:
         raise NotRendered("continue_final_message: the template does not show the last message")
-    return text[:at]
+    # A template that trims has trimmed the mark in place of the message: that is done here, as transformers does.
+    return text[:at] if text.startswith(_CONTINUE_MARK, at) else text[:at].rstrip()
 
 
 # --- jinja -------------------------------------------------------------------------------------------------
