@@ -27,11 +27,11 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
     assert command.left() == []
 
 
-def completed(api: str) -> Any:
+def completed(api: str, request_id: str = "any") -> Any:
     request = urllib.request.Request(  # noqa: S310
         f"{api}/completions",
         json.dumps({"model": "tiny", "prompt": "Once upon a time", "max_tokens": 4}).encode(),
-        {"content-type": "application/json"},
+        {"content-type": "application/json", "x-request-id": request_id},
     )
     with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
         return json.load(answer)
@@ -90,6 +90,20 @@ def test_a_day_in_the_life_of_a_stack(cli: Cli, tmp_path: Path) -> None:
     assert cli.json("down")["ended"] >= 8
     assert cli.left() == []
     assert not cli.home.exists()
+
+
+def test_a_past_request_is_explained_whichever_router_decided(cli: Cli) -> None:
+    up = cli.json("up", "--engine", "sim", "--replicas", "2", "--routers", "2")
+    for number, api in enumerate(up["endpoints"]["http"]):
+        completed(api, request_id=f"mine-{number}")
+        explained = cli.json("explain", "--request-id", f"mine-{number}")
+        assert len(explained["candidates"]) == 2
+        assert explained["attempt"] == 1
+        assert explained["why"]
+    shown = cli.run("explain", "--request-id", "mine-1").stdout
+    assert "because " in shown
+    forgotten = cli.run("explain", "--request-id", "nobodys", status=1).stderr
+    assert all(router in forgotten for router in up["endpoints"]["router"])
 
 
 def test_the_demo_compares_and_leaves_nothing(cli: Cli) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import random
@@ -18,7 +19,7 @@ from prometheus_client import REGISTRY
 from stoker.router import core
 from stoker.router.config import RecordConfig
 from stoker.router.decisions import Decided
-from stoker.router.recorder import Ended, Recorder
+from stoker.router.recorder import Ended, Recorder, _RotatingFile
 from stoker.router.records import Record, decoded
 from tests.support.waiting import eventually
 from tests.unit.test_router_decisions import KEYS, decided, view_of
@@ -89,6 +90,49 @@ def test_a_full_disk_costs_records_and_is_counted(caplog: pytest.LogCaptureFixtu
         made.tell(ended())
     assert made.close()
     assert counted("write_failed") - before == 10
+
+
+def test_of_a_write_that_fails_halfway_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "d.jsonl"
+    write, failing = os.write, [False]
+
+    def halfway(fd: int, data: bytes) -> int:
+        if failing[0]:
+            write(fd, bytes(data)[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr("stoker.router.recorder.os.write", halfway)
+    monkeypatch.setattr("stoker.router.recorder._RETRY_S", (0.0, 0.0))
+    written = _RotatingFile(path, 1 << 20, 2)
+    written.write([b'{"one": 1}\n'])
+    failing[0] = True
+    with pytest.raises(OSError, match="No space"):
+        written.write([b'{"two": 2}\n', b'{"three": 3}\n'])
+    failing[0] = False
+    written.write([b'{"four": 4}\n'])
+    written.close()
+    assert path.read_bytes() == b'{"one": 1}\n{"four": 4}\n'
+
+
+def test_a_single_file_starts_anew(tmp_path: Path) -> None:
+    written = _RotatingFile(tmp_path / "d", 100, 1)
+    for number in range(10):
+        written.write([b"%030d\n" % number])
+    written.close()
+    assert (tmp_path / "d").read_bytes() == b"%030d\n" % 9
+    assert [file.name for file in tmp_path.iterdir()] == ["d"]
+
+
+def test_what_cannot_be_encoded_costs_itself_alone(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    made = recorder(path)
+    odd = ended()
+    odd.replica = "nobody"  # type: ignore[assignment]
+    made.tell(odd)
+    made.tell(ended())
+    assert made.close()
+    assert len(read(path)) == 1
 
 
 async def test_a_path_that_cannot_be_written_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,7 @@ def _figures(outcome: Outcome, policy: str, settings: str, moved: int | None) ->
 def _told(records: Sequence[Record]) -> Figures:
     hits = [record for record in records if record.cached_tokens is not None and record.keys]
     blocks = sum(len(record.keys) // 8 * record.block_size for record in hits)
-    measured = Outcome(ttfts=[record.ttft_s for record in records if record.ttft_s is not None])
+    measured = Outcome(ttfts=[r.ttft_s for r in records if r.ttft_s is not None and r.outcome == "ok"])
     seconds = max(record.at + record.took_s for record in records) - records[0].at
     return Figures(
         policy="recorded",

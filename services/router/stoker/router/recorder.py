@@ -96,7 +96,11 @@ class Recorder:
         while self._queue and len(lines) < _BATCH:
             ended, size = self._queue.popleft()
             self._taken_bytes += size
-            lines.append(encoded(self._record(ended)))
+            try:
+                lines.append(encoded(self._record(ended)))
+            except Exception as error:
+                metrics.of(metrics.RECORDS, "write_failed").inc()
+                log.error("record.unwritable", exc_info=error)
         now = time.monotonic()
         if self._failing_since is not None and now < self._again_at:
             metrics.of(metrics.RECORDS, "write_failed").inc(len(lines))
