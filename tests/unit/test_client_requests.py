@@ -19,17 +19,15 @@ from stoker.common.tickets import TicketRefused
 def test_a_prompt_is_a_text_token_ids_or_messages() -> None:
     assert request_of("m", "hello", max_tokens=3, stop="x", temperature=None).sampling.stop == ["x"]
     assert list(request_of("m", [1, 2, 3]).token_ids.ids) == [1, 2, 3]
-    chat = request_of(
-        "m",
-        [
-            {
-                "role": "user",
-                "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "u"}}],
-            },
-            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]},
-            {"role": "tool", "content": "4", "tool_call_id": "1"},
-        ],
-    ).chat.messages
+    messages: list[dict[str, Any]] = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "u"}}],
+        },
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "content": "4", "tool_call_id": "1"},
+    ]
+    chat = request_of("m", messages).chat.messages
     assert [part.WhichOneof("part") for part in chat[0].content] == ["text", "image_url"]
     assert (chat[1].tool_calls[0].name, chat[2].tool_call_id) == ("f", "1")
 
