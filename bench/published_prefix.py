@@ -85,8 +85,8 @@ class Scenario:
 
 SCENARIOS = (
     Scenario("long", 64_000, 1_200, 1_000, documents=72, rates=(1.0, 1.5, 2.0), seconds=600.0),
-    Scenario("medium", 8_000, 1_200, 1_000, documents=520, rates=(6.0, 10.0, 12.0), seconds=240.0),
-    Scenario("short", 256, 224, 300, documents=520, rates=(20.0, 40.0), seconds=60.0),
+    Scenario("medium", 8_000, 1_200, 1_000, documents=520, rates=(6.0, 9.0, 12.0), seconds=600.0),
+    Scenario("short", 256, 224, 300, documents=520, rates=(20.0, 40.0), seconds=120.0),
 )
 
 
