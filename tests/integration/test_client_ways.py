@@ -12,6 +12,8 @@ import pytest
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
 from stoker.client import AsyncClient, ClientSettings, Interrupted
+from stoker.client.connections import Nodes
+from stoker.common.channels import Channels
 from stoker.common.errors import Code, Exhausted, StokerError, Unavailable
 from stoker.common.rpc import RpcServer
 from stoker.common.tickets import TicketRefused
@@ -215,6 +217,19 @@ async def test_a_refusal_says_when_to_come_back() -> None:
             await here.ask()
         assert (held.value.reason, held.value.retry_after_s) == ("HELD", 1.5)
         assert not here.relay.asked
+
+
+async def test_channels_to_nodes_are_few() -> None:
+    channels = Channels()
+    nodes = Nodes(channels, ("router:1",), most=2)
+    channels.to("router:1")
+    with nodes.to("a:1") as streaming:
+        for endpoint in ("b:1", "c:1", "d:1"):
+            with nodes.to(endpoint):
+                pass
+        assert sorted(channels._channels) == ["a:1", "d:1", "router:1"], "a stream keeps its channel"
+        assert channels.to("a:1") is streaming
+    await channels.close()
 
 
 async def test_without_direct_no_pick_is_asked_for() -> None:

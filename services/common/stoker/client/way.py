@@ -12,7 +12,7 @@ import grpc
 
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
-from stoker.client.connections import Unreachable, connected
+from stoker.client.connections import Nodes, Unreachable, connected
 from stoker.client.prompts import pick_of
 from stoker.client.reports import Reports
 from stoker.client.results import Served
@@ -58,6 +58,7 @@ class Ways:
         self._settings = settings
         self._metadata = list(settings.metadata.items())
         self._channels = Channels(settings.tls)
+        self._nodes = Nodes(self._channels, self._routers)
         self._reports = Reports(self._channels)
         self._budget = RetryBudget()
         self._relay_until = float("-inf")
@@ -184,25 +185,25 @@ class Ways:
         pick, place = flown.pick, flown.pick.places[number]
         if not place.agent_endpoint:
             raise Unreachable(f"the agent of {place.replica_id} has told no address")
-        channel = self._channels.to(place.agent_endpoint)
-        await connected(channel, place.agent_endpoint, min(self._settings.connect_s, deadline.left()))
-        sent = inference_pb2.GenerateRequest()
-        sent.CopyFrom(request)
-        sent.replica_id, sent.request_id = place.replica_id, pick.request_id
-        shown = [(HEADER, pick.ticket)] if pick.ticket else []
-        if place.HasField("rank"):
-            shown.append((RANK_HEADER, str(place.rank)))
-        call = _generate(channel, sent, deadline.left(), shown)
-        async with contextlib.aclosing(_responses(call)) as responses:
-            async for response in responses:
-                if response.HasField("started"):
-                    continue
-                if not flown.flowing:
-                    flown.first()
-                    cached = pick.predicted_cached_tokens if pick.HasField("predicted_cached_tokens") else None
-                    reason, cached = (pick.reason, cached) if not number else ("alternative", None)
-                    yield Served(pick.request_id, place.replica_id, reason, cached, relayed=False)
-                yield response
+        with self._nodes.to(place.agent_endpoint) as channel:
+            await connected(channel, place.agent_endpoint, min(self._settings.connect_s, deadline.left()))
+            sent = inference_pb2.GenerateRequest()
+            sent.CopyFrom(request)
+            sent.replica_id, sent.request_id = place.replica_id, pick.request_id
+            shown = [(HEADER, pick.ticket)] if pick.ticket else []
+            if place.HasField("rank"):
+                shown.append((RANK_HEADER, str(place.rank)))
+            call = _generate(channel, sent, deadline.left(), shown)
+            async with contextlib.aclosing(_responses(call)) as responses:
+                async for response in responses:
+                    if response.HasField("started"):
+                        continue
+                    if not flown.flowing:
+                        flown.first()
+                        cached = pick.predicted_cached_tokens if pick.HasField("predicted_cached_tokens") else None
+                        reason, cached = (pick.reason, cached) if not number else ("alternative", None)
+                        yield Served(pick.request_id, place.replica_id, reason, cached, relayed=False)
+                    yield response
 
 
 class _Flown:
