@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,10 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from stoker.local.model import cached
 from stoker.router import metrics
 from tests.integration.test_router_openai_http import TOOL, Stack, normal, stack
+from tests.support.engines import TINY
+from tests.support.router import replica, running_router, tell, tokenizer_of
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.fault
@@ -208,3 +213,54 @@ async def test_the_openai_client_reads_a_joined_stream(tmp_path: Path) -> None:
         whole = await hear(started, CHAT, body(CHAT))
         assert text == whole.text
         await client.close()
+
+
+@pytest.mark.parametrize("whole_events", [1, 2, 3])
+async def test_what_is_missing_at_the_end_is_said_once(tmp_path: Path, whole_events: int) -> None:
+    """An engine that dies after its last token: before its usage, before the end mark, or with nothing missing."""
+
+    def event(choices: list[Any], **more: Any) -> bytes:
+        body = {
+            "id": "cmpl-1",
+            "object": "text_completion",
+            "created": 7,
+            "model": "tiny",
+            "choices": choices,
+            **more,
+        }
+        return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+    told = [
+        event([{"index": 0, "text": "hot", "finish_reason": "stop", "token_ids": [7]}]),
+        event([], usage={"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}),
+        b"data: [DONE]\n\n",
+    ]
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n")
+        if b"/health" in asked:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            await writer.drain()
+            writer.close()
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        for said in told[:whole_events]:
+            writer.write(b"%x\r\n%b\r\n" % (len(said), said))
+        await writer.drain()
+        await reader.read(64)
+        writer.close()  # a chunked body without its end: broken
+
+    sha256, tokenizer = tokenizer_of(cached(TINY))
+    servers = [await asyncio.start_server(engine, "127.0.0.1", 0) for _ in range(2)]
+    urls = [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
+    async with running_router("parity=false") as app, aiohttp.ClientSession() as http:
+        app.tokenizers.add(sha256, tokenizer)
+        tell(app, *[replica(f"r-{number}", url, sha256=sha256) for number, url in enumerate(urls)])
+        asked = {"model": "tiny", "prompt": "How hot?", "stream": True, "stream_options": {"include_usage": True}}
+        async with http.post(f"http://127.0.0.1:{app.http_port}/v1/completions", json=asked) as answer:
+            got = await answer.read()
+    for server in servers:
+        server.close()
+    assert got.count(b"[DONE]") == got.count(b'"usage"') == got.count(b'"hot"') == 1
+    assert got.endswith(b"data: [DONE]\n\n")
+    assert b'"error"' not in got

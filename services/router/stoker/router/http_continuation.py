@@ -72,6 +72,10 @@ class Noted:
         self.answer = answer
         self.head: dict[str, Any] = {}
         """What the answer calls itself in each of its events."""
+        self.counted = False
+        """Its usage has been told."""
+        self.ended = False
+        """Its end mark has been sent: nothing is missing."""
         self._unread: list[bytes] = []
         self._bytes = 0
 
@@ -93,6 +97,7 @@ class Noted:
     def read(self) -> None:
         """Decode what has come since the last time."""
         unread, self._unread, self._bytes = b"".join(self._unread), [], 0
+        self.ended = self.ended or unread.endswith(_DONE)
         for event in events_of(unread):
             if event is None:
                 self.answer.said.spoil("unlike")
@@ -105,6 +110,8 @@ class Noted:
             self.head = {"id": event.id, "object": event.object, "created": event.created, "model": event.model}
         if bytes(event.error) != b"null":
             said.spoil("refused")  # the engine lives, and says that it failed
+        elif not event.choices:
+            self.counted = True
         for choice in event.choices:
             delta = choice.delta or _Delta()
             if delta.reasoning or delta.reasoning_content or bytes(delta.tool_calls) not in (b"null", b"[]"):
@@ -145,7 +152,7 @@ class HttpContinuation:
         The serving replica's flight has ended by now; each further one is released here.
         """
         answer, rest = noted.answer, None
-        noted.read()
+        noted.read()  # what it said may be whole
         while not answer.said.finished:
             rest = await self.continuations.rest(answer)
             if rest is None:
@@ -157,8 +164,8 @@ class HttpContinuation:
         tokens = rest.prompt_tokens if rest is not None else await self.continuations.prompt_tokens(answer)
         if tokens is None:
             return failure
-        end = _DONE
-        if (answer.fields.get("stream_options") or {}).get("include_usage"):
+        end = b"" if noted.ended else _DONE
+        if not noted.counted and (answer.fields.get("stream_options") or {}).get("include_usage"):
             # What the first replica found in its cache it can say no more.
             said = len(answer.said.tokens)
             usage = {"prompt_tokens": tokens, "total_tokens": tokens + said, "completion_tokens": said}
