@@ -47,6 +47,19 @@ def test_text_that_looks_like_token_ids_passes_as_it_is() -> None:
         assert noted().passed(told) == told
 
 
+def test_events_for_token_ids_alone_are_left_out() -> None:
+    def chat(delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, "token_ids": [5]}
+        return b"data: " + json.dumps({"choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+
+    seen = noted()
+    passed = seen.passed(chat({"content": "a"}) + chat({}) + chat({"content": "b"}) + chat({}, "stop"))
+    assert passed == (chat({"content": "a"}) + chat({"content": "b"}) + chat({}, "stop")).replace(b"[5]", b"null")
+    assert seen.passed(chat({})) == b""
+    seen.read()
+    assert list(seen.answer.said.tokens) == [5] * 5, "what they told is noted"
+
+
 def test_who_asked_for_token_ids_gets_them() -> None:
     seen = noted(return_token_ids=True)
     told = event("a", [1])

@@ -32,6 +32,7 @@ _ASKING = b'{"return_token_ids":true,'
 # literal because the pattern is then found ten times as fast.
 _IDS = re.compile(rb'token_ids":\[[\d,\s]*\]')
 _HIDDEN = b'token_ids":null'
+_END, _EMPTY, _GOES_ON = b"\n\n", b'"delta":{},', b'"finish_reason":null'
 _UNREAD_BYTES = 128 * 1024
 """Of each stream so much (some 500 tokens) is kept as it came before it is decoded."""
 
@@ -92,7 +93,10 @@ class Noted:
             self._bytes += len(events)
             if self._bytes > _UNREAD_BYTES:
                 self.read()
-        return events if self.answer.shows_tokens else _IDS.sub(_HIDDEN, events)
+        if self.answer.shows_tokens:
+            return events
+        events = _IDS.sub(_HIDDEN, events)
+        return _without_empty(events) if _EMPTY in events else events
 
     def read(self) -> None:
         """Decode what has come since the last time."""
@@ -118,6 +122,12 @@ class Noted:
                 said.spoil("reasoning" if delta.reasoning or delta.reasoning_content else "tool_calls")
             text = choice.text or delta.content or ""
             said.add(text, choice.token_ids or (), finished=choice.finish_reason is not None)
+
+
+def _without_empty(events: bytes) -> bytes:
+    """The events without those that were sent for their token ids alone, where a parser holds text back."""
+    kept = [event for event in events.split(_END) if _EMPTY not in event or _GOES_ON not in event]
+    return _END.join(kept)
 
 
 def events_of(data: bytes) -> list[_Event | None]:
