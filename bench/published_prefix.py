@@ -3,9 +3,9 @@
     python bench/published_prefix.py [-o json] [--seeds 3] [--only short medium long]
 
 The fleet of Amazon's announcement of prefix-aware routing for SageMaker HyperPod ("Managed Tiered KV Cache and
-Intelligent Routing", 2025-11): seven ml.p5.48xlarge, steady load, medium and long contexts. For such fleets a hit
-rate of 0.82 is published where round-robin hits about 0.25, a TTFT P50 71 to 77 % lower, 15 to 16 % more
-throughput, and a routing overhead of 1.3 to 1.9 ms.
+Intelligent Routing", 2025-11): seven ml.p5.48xlarge, steady load, medium and long contexts. For such a fleet a hit
+rate of 0.82 is quoted where round-robin hits about 0.25, a TTFT P50 71 to 77 % lower, 15 to 16 % more throughput,
+and a routing overhead of 1.3 to 1.9 ms; the workload behind these figures is not known.
 
 The router's core is real (`stoker.bench.replay`); what it costs to hash a prompt and to decide is measured on this
 machine, for the blocks of the replay and for vLLM's default of 16 tokens. The replicas are a model; each
