@@ -13,6 +13,7 @@ import grpc
 import pytest
 import pytest_asyncio
 from google.protobuf import json_format, struct_pb2
+from prometheus_client import REGISTRY
 
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
@@ -40,6 +41,10 @@ def text(content: str, **more: Any) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(
         model="tiny", text=content, sampling=inference_pb2.Sampling(max_tokens=4, ignore_eos=True), **more
     )
+
+
+def counted(what: str) -> float:
+    return REGISTRY.get_sample_value(f"stoker_router_{what}_tokens_total", {"model": "tiny"}) or 0.0
 
 
 def chat(content: str) -> inference_pb2.Chat:
@@ -73,12 +78,14 @@ async def test_generate_streams_and_says_who_serves_why_and_what_was_cached(flee
 
         target = fleet.router.view.targets[home]
         await eventually(lambda: target.known_blocks > 0, "the agent's digest of what was served")
+        before = counted("actual_cached")
         again = await generate(stub, text(prompt + "And water.", request_id="again"))
         assert again[0].started.replica_id == home
         assert again[0].started.reason == "exact"
         cached = again[-1].finished.usage.cached_prompt_tokens
         assert cached > 0
         assert again[0].started.predicted_cached_tokens == cached, "what is predicted is what the engine finds"
+        assert counted("actual_cached") - before == cached, "and that is counted, as over HTTP"
         await eventually(lambda: fleet.router.router.in_flight == 0, "all is released")
         assert fleet.router.view.pools["tiny"].fleet.load.in_flight == 0
 

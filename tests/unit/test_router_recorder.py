@@ -53,7 +53,7 @@ def test_a_record_says_what_was_decided_and_how_it_went_and_names_nobody(tmp_pat
     made = recorder(path)
     for tenant in ("acme", "acme", "other", ""):
         made.tell(ended(tenant))
-    assert made.close()
+    assert made.close(20.0)
     records = read(path)
     one = records[0]
     assert one.block_keys() == tuple(KEYS)
@@ -74,7 +74,7 @@ def test_files_are_rotated_and_the_oldest_go(tmp_path: Path) -> None:
     made = recorder(path, max_bytes=65_536, files=3)
     for number in range(400):
         made.tell(ended(at=12.0 + number))
-    assert made.close(10.0)
+    assert made.close(20.0)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["d.jsonl", "d.jsonl.1", "d.jsonl.2"]
     assert all(file.stat().st_size <= 65_536 for file in files)
@@ -88,7 +88,7 @@ def test_a_full_disk_costs_records_and_is_counted(caplog: pytest.LogCaptureFixtu
     made = recorder(Path("/dev/full"))
     for _ in range(10):
         made.tell(ended())
-    assert made.close()
+    assert made.close(20.0)
     assert counted("write_failed") - before == 10
 
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_encoded_costs_itself_alone(tmp_path: Path) -> None:
     odd.replica = "nobody"  # type: ignore[assignment]
     made.tell(odd)
     made.tell(ended())
-    assert made.close()
+    assert made.close(20.0)
     assert len(read(path)) == 1
 
 
@@ -149,7 +149,7 @@ async def test_a_path_that_cannot_be_written_is_tried_again(tmp_path: Path, monk
         return counted("written") > written
 
     await eventually(recorded, "written once it can be")
-    assert made.close()
+    assert made.close(20.0)
     assert read(folder / "d.jsonl")
 
 
@@ -194,7 +194,7 @@ def test_two_processes_never_write_one_file(tmp_path: Path) -> None:
     before = counted("write_failed")
     made = recorder(path)
     made.tell(ended())
-    assert made.close()
+    assert made.close(20.0)
     assert counted("write_failed") - before == 1
     os.close(other)
     assert path.stat().st_size == 0
@@ -205,10 +205,11 @@ def test_a_line_that_a_kill_cut_off_spoils_no_other(tmp_path: Path) -> None:
     path.write_bytes(b'{"at":1.0,"mod')
     made = recorder(path)
     made.tell(ended())
-    assert made.close()
+    assert made.close(20.0)
     cut, whole = path.read_bytes().splitlines()
     assert cut == b'{"at":1.0,"mod'
     assert len(list(decoded([whole]))) == 1
+    assert len(list(decoded([whole, cut, whole]))) == 2
     with pytest.raises(ValueError, match="line 1 is no record"):
         list(decoded([cut]))
 

@@ -58,6 +58,7 @@ class Recorder:
         self._epoch = time.time() - clock()
         self._secret = secrets.token_bytes(16)
         self._stopping = threading.Event()
+        self._odd_seen = False
         self._failing_since: float | None = None
         self._pause_s, self._again_at = _RETRY_S[0], 0.0
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -100,7 +101,9 @@ class Recorder:
                 lines.append(encoded(self._record(ended)))
             except Exception as error:
                 metrics.of(metrics.RECORDS, "write_failed").inc()
-                log.error("record.unwritable", exc_info=error)
+                if not self._odd_seen:  # once: at a thousand a second the log would be the next to fill the disk
+                    self._odd_seen = True
+                    log.error("record.unwritable", error=repr(error))
         now = time.monotonic()
         if self._failing_since is not None and now < self._again_at:
             metrics.of(metrics.RECORDS, "write_failed").inc(len(lines))

@@ -70,7 +70,10 @@ def encoded(record: Record) -> bytes:
 
 
 def decoded(lines: Iterable[bytes]) -> Iterator[Record]:
-    """The records of some lines; empty ones are passed over. Raises ValueError, whose text names the line."""
+    """The records of a file's lines. Raises ValueError, whose text names the line.
+
+    Lines that a kill cut off are passed over, but for the first: there it is no such file.
+    """
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -78,6 +81,8 @@ def decoded(lines: Iterable[bytes]) -> Iterator[Record]:
             record = _DECODER.decode(line)
             record.block_keys()
         except (msgspec.DecodeError, ValueError) as error:
+            if number > 1 and type(error) is msgspec.DecodeError:
+                continue
             raise ValueError(f"line {number} is no record of a decision: {error}") from error
         yield record
 
