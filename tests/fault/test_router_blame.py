@@ -163,7 +163,7 @@ async def router_before_agent(agent: SilentAgent, *settings: str) -> AsyncIterat
     await server.start()
     try:
         async with (
-            router_before(endless, *settings, agent=f"127.0.0.1:{server.port}") as app,
+            router_before(endless, "grpc_path=agent", *settings, agent=f"127.0.0.1:{server.port}") as app,
             rpc.channel(f"127.0.0.1:{app.rpc.port}") as channel,
         ):
             yield app, inference_pb2_grpc.InferenceServiceStub(channel)

@@ -70,10 +70,26 @@ async def test_requests_go_on_with_etcd_and_registry_dead_and_the_view_heals_aft
         await until("the restarted engine serves", lambda: target.ready and target.parity == "ok", within_s=40)
 
 
+async def test_an_agent_killed_under_streams_from_the_engine_costs_none(
+    tmp_path: Path, etcd_alone: EtcdServer
+) -> None:
+    async with running_fleet(tmp_path, etcd_alone, args=("--sim-step-ms", "20")) as fleet:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{fleet.router.rpc.port}") as channel:
+            stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+            call = stub.Generate(text("x", tokens=100), timeout=60)
+            assert (await call.read()).HasField("started")
+            await call.read()
+            fleet.agent.kill()
+            said = [response async for response in call]
+        assert said[-1].finished.usage.completion_tokens == 100
+        assert fleet.router.view.pools["tiny"].fleet.load.in_flight == 0
+
+
 async def test_an_agent_killed_under_streams_costs_those_streams_alone(
     tmp_path: Path, etcd_alone: EtcdServer
 ) -> None:
-    async with running_fleet(tmp_path, etcd_alone, args=("--sim-step-ms", "50")) as fleet:
+    slow = ("--sim-step-ms", "50")
+    async with running_fleet(tmp_path, etcd_alone, args=slow, settings=("grpc_path=agent",)) as fleet:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{fleet.router.rpc.port}") as channel:
             stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
             call = stub.Generate(text("x", tokens=2000), timeout=60)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stoker.api.inference.v1 import inference_pb2 as pb
 from stoker.common.errors import Code, InvalidRequest, StokerError
-from stoker.node_agent import openai_body
-from stoker.node_agent.openai_stream import EventStream, refusal
+from stoker.openai import body as openai_body
+from stoker.openai.stream import EventStream, refusal
 
 
 def request(**fields: Any) -> pb.GenerateRequest:

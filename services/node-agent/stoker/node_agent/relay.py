@@ -20,7 +20,7 @@ from stoker.common.errors import Code, DeadlineExceeded, Exhausted, StokerError,
 from stoker.common.http1 import Broken, Client, Exchange
 from stoker.node_agent import telemetry
 from stoker.node_agent.config import RelayConfig
-from stoker.node_agent.openai_stream import EventStream, refusal
+from stoker.openai.stream import EventStream, refusal
 
 log = structlog.get_logger(__name__)
 

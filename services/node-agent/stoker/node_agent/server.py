@@ -17,12 +17,13 @@ from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.node.v1 import node_pb2, node_pb2_grpc
 from stoker.common.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from stoker.common.tickets import Ticket
-from stoker.node_agent import openai_body, state_files, tokenizer_files
+from stoker.node_agent import state_files, tokenizer_files
 from stoker.node_agent.gate import Gate, hold_to
 from stoker.node_agent.member import MemberRunner
-from stoker.node_agent.openai_stream import refusal
 from stoker.node_agent.relay import Relay
 from stoker.node_agent.supervisor import Supervisor
+from stoker.openai import body as openai_body
+from stoker.openai.stream import refusal
 
 _PASSED_ON = ("traceparent", "tracestate", "x-data-parallel-rank")
 """W3C trace context and the rank that a router chose, handed to the engine as they came."""

@@ -112,7 +112,10 @@ class RouterApp:
         """Listen, not ready. Raises StokerError when an address is taken."""
         services = (grpc_inference.SERVICE, server.SERVICE)
         self.rpc = rpc.RpcServer.bind(self.config.listen.grpc, services, tls=self._secure, shared=self._shared)
-        inference = InferenceServer(self.router, self.channels, self.config.limits, self._own_pass)
+        direct = self.config.grpc_path == "engine" or (self.config.grpc_path == "auto" and self._secure is None)
+        inference = InferenceServer(
+            self.router, self.channels, self.config.limits, self._own_pass, self.engines if direct else None
+        )
         inference.add_to(self.rpc.server)
         router_pb2_grpc.add_RouterServiceServicer_to_server(
             RouterServer(self.router, self.picker, self._siblings), self.rpc.server

@@ -162,6 +162,13 @@ class RouterConfig:
     pick: PickConfig = PickConfig()
     tickets: TicketKeysConfig = field(default_factory=TicketKeysConfig)
     tokenizer: TokenizerConfig = TokenizerConfig()
+    grpc_path: Annotated[
+        Literal["auto", "engine", "agent"],
+        Meta(
+            description="gRPC generations go straight to the engine, or by its node agent: slower, but by TLS where "
+            "that is on; auto: by the agent where it is on"
+        ),
+    ] = "auto"
     record: RecordConfig = RecordConfig()
     parity: Annotated[bool, Meta(description="probe that router and engine tokenize alike")] = True
     drain_s: Annotated[float, Meta(description="for requests to finish after SIGTERM, seconds", ge=0)] = 30.0

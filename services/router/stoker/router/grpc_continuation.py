@@ -26,7 +26,7 @@ def fields_of(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
     if request.WhichOneof("prompt") == "chat":
         messages.append(request.chat)
     fields = {field.name: value for message in messages for field, value in message.ListFields()}
-    del fields["sampling"]
+    fields.pop("sampling", None)
     if not request.extra.fields:
         fields.pop("extra", None)
     return fields

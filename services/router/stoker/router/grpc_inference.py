@@ -1,7 +1,4 @@
-"""The gRPC inference API: decides, then passes the node agent's messages on as bytes.
-
-Only the request and the first response are decoded: the rest of a stream costs no (de)serialisation here.
-"""
+"""The gRPC inference API: decides, then passes messages on as bytes, an engine's or a node agent's."""
 
 from __future__ import annotations
 
@@ -24,11 +21,13 @@ from stoker.router.config import LimitsConfig
 from stoker.router.continuation import Continuations, Course
 from stoker.router.decisions import Decided, told
 from stoker.router.grpc_continuation import Silent, carried, fields_of
+from stoker.router.grpc_engine import EngineCall
 from stoker.router.grpc_prompt import of_embed, of_generate, of_tokenize
 from stoker.router.plan import Plan
 from stoker.router.pools import Pool, Target, replicas_of
 from stoker.router.prompt import Asked
 from stoker.router.routing import Flight, Router
+from stoker.router.upstream import EngineFailed, Engines
 
 log = structlog.get_logger(__name__)
 
@@ -63,15 +62,24 @@ class InferenceServer:
     """Serves InferenceService for a router."""
 
     def __init__(
-        self, router: Router, channels: Channels, limits: LimitsConfig, own_pass: Callable[[], str] = str
+        self,
+        router: Router,
+        channels: Channels,
+        limits: LimitsConfig,
+        own_pass: Callable[[], str] = str,
+        engines: Engines | None = None,
     ) -> None:
-        """`own_pass` gives the ticket that nodes ask for, empty where they do not."""
+        """Generations go to `engines`, where given, or by node agents.
+
+        `own_pass` gives the ticket that nodes ask for, empty where they do not.
+        """
+        self._engines = engines
         self._own_pass = own_pass
         self._router = router
         self._channels = channels
         self._limits = limits
         self._continuations = Continuations(router, limits.continuation, limits.retries)
-        self._ending: set[_Stream] = set()
+        self._ending: set[_Stream | asyncio.Task[None]] = set()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register all methods. Those that relay take and give bytes."""
@@ -117,11 +125,7 @@ class InferenceServer:
                 decided = flight.decided
                 _tell(context, decided)
                 course.serving, request.replica_id = decided.target.id, decided.target.record.replica_id
-                call = self._channels.stream(decided.target.record.agent_endpoint, f"/{SERVICE}/Generate")(
-                    request.SerializeToString(),
-                    timeout=self._time_left(context, course.since),
-                    metadata=self._shown(context, decided.target),
-                )
+                call = self._call(request, decided.target, context, course)
                 started: bytes | None = None
                 flowing = finished = False
                 try:
@@ -144,8 +148,8 @@ class InferenceServer:
                     flight.faulted()
                     if not flight.moved:
                         raise
-                except grpc.aio.AioRpcError as error:
-                    failure = rpc.error_from(error)
+                except (grpc.aio.AioRpcError, StokerError) as error:
+                    failure = rpc.error_from(error) if isinstance(error, grpc.aio.AioRpcError) else error
                     self._blame(flight, failure, context)
                     if flowing or not self._may_retry(failure, course.tried):
                         raise failure from error
@@ -158,7 +162,19 @@ class InferenceServer:
                         call.cancel()
             course.tried |= decided.target.siblings
 
-    async def _next(self, call: _Stream, flight: Flight, flowing: bool, course: Course) -> bytes | None:
+    def _call(
+        self, request: inference_pb2.GenerateRequest, target: Target, context: Context, course: Course
+    ) -> _Stream | EngineCall:
+        """One try on one replica."""
+        seconds = self._time_left(context, course.since)
+        if self._engines is not None:
+            headers = {**dict(_trace(context)), **target.headers}
+            return EngineCall(self._engines, target, request, headers, seconds, self._limits)
+        return self._channels.stream(target.record.agent_endpoint, f"/{SERVICE}/Generate")(
+            request.SerializeToString(), timeout=seconds, metadata=self._shown(context, target)
+        )
+
+    async def _next(self, call: _Stream | EngineCall, flight: Flight, flowing: bool, course: Course) -> bytes | None:
         """The agent's next message, None at the end. Raises Silent when the engine says nothing for too long."""
         seconds = self._limits.idle_s if flowing else self._limits.first_byte_s
         try:
@@ -172,10 +188,11 @@ class InferenceServer:
             raise Silent(f"replica {target.id} said nothing for {seconds:g} s; ask again") from None
         return message if isinstance(message, bytes) else None
 
-    def _last_words(self, call: _Stream) -> None:
-        """All is said; the agent's status may come in its own time, and nobody waits for it."""
-        self._ending.add(call)
-        call.add_done_callback(self._ending.discard)
+    def _last_words(self, call: _Stream | EngineCall) -> None:
+        """All is said; what ends the stream may come in its own time, and nobody waits for it."""
+        ending = asyncio.get_running_loop().create_task(call.end()) if isinstance(call, EngineCall) else call
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     async def embed(self, raw: bytes, context: Context) -> bytes:
         """Embed texts on the replica that the router chooses."""
@@ -239,6 +256,8 @@ class InferenceServer:
         return own if left is None else min(left, own)
 
     def _blame(self, flight: Flight, failure: StokerError, context: Context) -> None:
+        if isinstance(failure, EngineFailed) and failure.refused:
+            self._router.view.reached(flight.decided.target, False)
         hurried = failure.code is Code.DEADLINE_EXCEEDED and context.time_remaining() is not None
         if failure.reason in _ANSWERED:
             flight.erred()

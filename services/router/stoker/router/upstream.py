@@ -44,6 +44,15 @@ class Engines:
         """Drop all connections."""
         await self._client.close()
 
+    async def begin(
+        self, method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> http1.Exchange:
+        """Send a request; the caller waits for the response's head. Raises EngineFailed."""
+        try:
+            return await self._client.send(method, url, (headers or {}).items(), body)
+        except (http1.Broken, ValueError) as error:
+            raise failed(error) from error
+
     async def call(
         self, method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> http1.Exchange:
@@ -51,10 +60,7 @@ class Engines:
 
         Raises EngineFailed. The caller bounds the time.
         """
-        try:
-            exchange = await self._client.send(method, url, (headers or {}).items(), body)
-        except (http1.Broken, ValueError) as error:
-            raise failed(error) from error
+        exchange = await self.begin(method, url, body, headers)
         try:
             return await exchange.head()
         except BaseException as error:

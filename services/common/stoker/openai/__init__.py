@@ -1,0 +1,1 @@
+"""InferenceService in the terms of an engine's OpenAI server, and back."""
