@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
-from stoker.router import core
-from stoker.router.config import RecordConfig
+from stoker.router import core, workers
+from stoker.router.config import RecordConfig, RouterConfig
 from stoker.router.decisions import Decided
 from stoker.router.recorder import Ended, Recorder, _RotatingFile
 from stoker.router.records import Record, decoded
@@ -220,3 +221,12 @@ def test_keys_survive(seed: int) -> None:
     keys = [rng.getrandbits(64) for _ in range(rng.randrange(50))]
     record = Record(1.0, "m", "r", "ring", 1, 16, keys=b"".join(key.to_bytes(8, "little") for key in keys))
     assert record.block_keys() == tuple(keys)
+
+
+def test_each_worker_of_a_router_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RouterConfig(workers=3, record=RecordConfig(path="/var/lib/stoker/d.jsonl"))
+    (tmp_path / workers._CONFIG).write_bytes(msgspec.json.encode(config))
+    monkeypatch.setenv(workers._NUMBER, f"2:{tmp_path}")
+    assigned = workers.assigned()
+    assert assigned is not None
+    assert assigned[0].record.path == "/var/lib/stoker/d.jsonl.worker-2"
