@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +15,8 @@ from stoker.common.errors import Unavailable
 from stoker.router.envoy import access_log
 from stoker.router.envoy.flights import Ending, Flights
 from stoker.router.routing import Flight
+from stoker.router.siblings import Siblings
+from tests.support.waiting import eventually
 
 
 class Fake:
@@ -40,12 +44,13 @@ class Fake:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, siblings: Siblings | None = None) -> None:
         self.now = 100.0
         self.dead: list[str] = []
         self.moved: list[Fake] = []
         self.gone = False
-        self.flights = Flights(10.0, lambda: self.now, self.move, self.dead.append)
+        nonce = (siblings or Siblings.alone()).nonce
+        self.flights = Flights(10.0, lambda: self.now, self.move, self.dead.append, nonce)
 
     def move(self, decided: Any, target: Any, request_id: str) -> Flight:
         if self.gone:
@@ -250,3 +255,21 @@ def test_bytes_of_anybody_never_raise_and_never_end_a_flight(world: World) -> No
         for each in message.http_logs.log_entry:
             access_log.take(each, world.flights)
     assert flight.released == 0
+
+
+async def test_an_entry_that_another_worker_got_ends_the_flight(tmp_path: Path) -> None:
+    workers = [Siblings(tmp_path, number, 2) for number in range(2)]
+    worlds = [World(worker) for worker in workers]
+    for worker, world in zip(workers, worlds, strict=True):
+        access_log.add_to(cast(Any, SimpleNamespace(add_generic_rpc_handlers=lambda _: None)), world.flights, worker)
+        await worker.start()
+    try:
+        name, flight = worlds[1].open()
+        ending = entry(name)
+        ending.response.response_code.value = 200
+        access_log.take_or_pass_on(ending, worlds[0].flights, workers[0])
+        await eventually(lambda: flight.released == 1, "the flight ends", 10)
+        assert flight.told == ["served"]
+    finally:
+        for worker in workers:
+            await worker.close()

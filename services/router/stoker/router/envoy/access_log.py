@@ -35,16 +35,21 @@ def add_to(server: grpc.aio.Server, flights: Flights, siblings: Siblings) -> Non
     async def stream(messages: AsyncIterator[pb.AccessLogs], context: object) -> bytes:
         async for message in messages:
             for entry in message.http_logs.log_entry:
-                take(entry, flights)
-                if siblings.count > 1:
-                    name = entry.request.request_headers.get(FLIGHT_HEADER, "")
-                    siblings.pass_on(name, ABOUT, entry.SerializeToString())
+                take_or_pass_on(entry, flights, siblings)
         return b""
 
     siblings.hears(ABOUT, lambda said: take(pb.HttpEntry.FromString(said), flights))
     handler: Any = grpc.stream_unary_rpc_method_handler(stream, request_deserializer=decoded)
     generic: Any = grpc.method_handlers_generic_handler(SERVICE, {"StreamAccessLogs": handler})
     server.add_generic_rpc_handlers((generic,))
+
+
+def take_or_pass_on(entry: pb.HttpEntry, flights: Flights, siblings: Siblings) -> None:
+    """One entry: this worker's, or another's."""
+    take(entry, flights)
+    if siblings.count > 1:
+        name = entry.request.request_headers.get(FLIGHT_HEADER, "")
+        siblings.pass_on(name, ABOUT, entry.SerializeToString())
 
 
 def decoded(message: bytes) -> pb.AccessLogs:
