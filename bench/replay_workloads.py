@@ -1,16 +1,18 @@
 """Replay the routing workloads over three replicas with small caches, in simulated time.
 
-    python bench/replay_workloads.py [-o json] [--rate 2000] [--clients 6] [--at-once] [--routers 2 [--silent]]
+    python bench/replay_workloads.py [-o json] [--clients 6] [--at-once] [--routers 2 [--silent]] [--blind]
 
 As in the end-to-end run: 300 blocks of 32 tokens a replica, 6 closed-loop clients, continuous batching,
 two cores under three replicas. One token a word; `--rate` is one replica's prefill speed on a free core. With
-`--silent` routers do not announce their dispatches to each other; with `--at-once` nobody waits in a router.
+`--silent` routers do not announce their dispatches to each other; with `--at-once` nobody waits in a router;
+with `--blind` no replica tells what it holds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from statistics import mean
 
 from stoker.bench.replay import Delays, Hardware, pooled_hit_rate, replay
@@ -34,6 +36,11 @@ def hardware(rate: float) -> Hardware:
     )
 
 
+def delays(options: argparse.Namespace) -> Delays:
+    told = Delays(announce_s=None) if options.silent else Delays()
+    return replace(told, digest_s=None) if options.blind else told
+
+
 def figures(workload: str, policy: str, options: argparse.Namespace) -> dict[str, object]:
     config = RoutingConfig(hold_s=float("inf")) if options.at_once else RoutingConfig()
     outcomes, pooled = [], []
@@ -47,7 +54,7 @@ def figures(workload: str, policy: str, options: argparse.Namespace) -> dict[str
                 hardware=hardware(options.rate),
                 policy=policy,
                 config=config,
-                delays=Delays(announce_s=None) if options.silent else None,
+                delays=delays(options),
                 clients=options.clients,
                 routers=options.routers,
                 seed=seed,
@@ -71,6 +78,7 @@ def main() -> None:
     parser.add_argument("--at-once", action="store_true", help="send every request as soon as it is decided")
     parser.add_argument("--routers", type=int, default=1)
     parser.add_argument("--silent", action="store_true", help="routers do not announce dispatches to each other")
+    parser.add_argument("--blind", action="store_true", help="replicas tell no digests")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     options = parser.parse_args()

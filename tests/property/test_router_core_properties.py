@@ -44,11 +44,19 @@ def fleets(draw: st.DrawFn) -> Fleet:
     )
     fleet = Fleet(config)
     for name in draw(names):
-        fleet.put(Replica(name, capacity=draw(st.sampled_from([0.5, 1.0, 2.0]))))
+        capacity, ready_at = draw(st.sampled_from([0.5, 1.0, 2.0])), draw(st.sampled_from([None, None, 0.0, -12.0]))
+        fleet.put(Replica(name, capacity=capacity, ready_at=ready_at))
         fleet.load.report(name, draw(st.integers(0, 20_000)), seen_at=0.0)
         if draw(st.booleans()):
             fleet.snapshot(name, Snapshot(1, 1, {Tier.GPU: draw(prompts).keys}), 0.0)
     return fleet
+
+
+def warmths(fleet: Fleet, now: float) -> dict[str, float]:
+    """How much of its part of the bound each replica may take, beside the one that is ready longest."""
+    begun = {name: replica.ready_at for name, replica in fleet.replicas.items()}
+    warm = {name: 1.0 if at is None else min(1.0, 0.25 + 0.75 * (now - at) / 30.0) for name, at in begun.items()}
+    return {name: each / max(warm.values()) for name, each in warm.items()}
 
 
 @settings(max_examples=150, deadline=None)
@@ -58,13 +66,15 @@ def test_no_decision_exceeds_the_bound_unless_all_do(fleet: Fleet, requests: lis
     for step, request in enumerate(requests):
         decision = decide(request, fleet, float(step), rng, explain=True)
         total = sum(fleet.load.load(name) for name in fleet.replicas)
-        capacity = sum(replica.capacity for replica in fleet.replicas.values())
+        warmth = warmths(fleet, float(step))
+        capacity = sum(replica.capacity * warmth[replica.id] for replica in fleet.replicas.values())
         opened = []
         for candidate in decision.candidates:
             # The rule, spelt out again rather than taken from the decision.
-            share = fleet.replicas[candidate.replica].capacity / capacity
+            warm = warmth[candidate.replica]
+            share = fleet.replicas[candidate.replica].capacity * warm / capacity
             limit = (1.0 + fleet.config.epsilon) * (total + candidate.weight) * share
-            bound = max(fleet.config.floor_tokens, math.ceil(limit - 1e-6))
+            bound = max(fleet.config.floor_tokens * warm, math.ceil(limit - 1e-6))
             if fleet.load.load(candidate.replica) + candidate.weight <= bound:
                 opened.append(candidate.replica)
         assert decision.over_bound == (not opened)
@@ -72,10 +82,48 @@ def test_no_decision_exceeds_the_bound_unless_all_do(fleet: Fleet, requests: lis
         fleet.dispatch(request, decision, float(step))
 
 
-@settings(max_examples=100, deadline=None)
-@given(fleets(), prompts, st.integers(0, 2**32), st.integers(0, 2**32))
-def test_two_routers_with_the_same_view_agree(fleet: Fleet, request: Request, one: int, other: int) -> None:
-    decisions = [decide(request, fleet, 0.0, Random(seed)) for seed in (one, other)]
+Facts = list[tuple[Replica, int, Request | None]]
+facts: st.SearchStrategy[Facts] = names.flatmap(
+    lambda chosen: st.tuples(
+        *(
+            st.tuples(
+                st.builds(
+                    Replica,
+                    st.just(name),
+                    capacity=st.sampled_from([0.7, 1.0, 1.9]),
+                    prefill_rate=st.sampled_from([None, 1_000.0, 12_345.6]),
+                    ready_at=st.sampled_from([None, 90.0]),
+                ),
+                st.integers(0, 20_000),
+                st.none() | prompts,
+            )
+            for name in chosen
+        )
+    ).map(list)
+)
+
+
+def told(known: Facts) -> Fleet:
+    """A router that heard these facts, in this order: each replica, its load, and what it holds."""
+    fleet = Fleet(RoutingConfig(floor_tokens=5_000.0))
+    for replica, load, held in known:
+        fleet.put(replica)
+        fleet.load.report(replica.id, load, seen_at=99.0)
+        if held is not None:
+            fleet.snapshot(replica.id, Snapshot(1, 1, {Tier.GPU: held.keys}), 99.0)
+    return fleet
+
+
+@settings(max_examples=200, deadline=None)
+@given(facts, st.data(), prompts, st.integers(0, 2**32), st.integers(0, 2**32))
+def test_two_routers_with_the_same_view_agree(
+    known: Facts, data: st.DataObject, request: Request, one: int, other: int
+) -> None:
+    routers = told(known), told(data.draw(st.permutations(known)))
+    decisions = [
+        decide(request, fleet, 100.0, Random(seed), explain=True)
+        for fleet, seed in zip(routers, (one, other), strict=True)
+    ]
     assert decisions[0] == decisions[1]
 
 
@@ -119,6 +167,27 @@ def test_a_ring_does_not_tell_how_it_came_to_be(turns: list[dict[str, float]], k
         for key in keys:
             assert list(ring.order(key)) == list(fresh.order(key))
             assert ring.home(key) == fresh.home(key)
+
+
+@settings(max_examples=60, deadline=None)
+@given(names.filter(lambda chosen: len(chosen) > 1), st.booleans(), st.data())
+def test_prompts_move_only_to_a_newcomer_and_only_from_one_who_left(
+    members: list[str], sighted: bool, data: st.DataObject
+) -> None:
+    gone = data.draw(st.sampled_from(members))
+    empty = Request((), 0)
+    all_of, rest = (
+        told([(Replica(name), 0, empty if sighted else None) for name in members if name != left])
+        for left in (None, gone)
+    )
+    moved = 0
+    for family in range(60):
+        keys = [1_000 * (family + 1) + number for number in range(1 + family % 40)]
+        request = Request(keys, 16 * len(keys) + 7)
+        before, after = (decide(request, fleet, 100.0, Random(1)).replica for fleet in (all_of, rest))
+        assert before in (after, gone)
+        moved += before == gone
+    assert moved <= 60 * 3 / len(members)
 
 
 key_sets = st.sets(st.integers(1, 40))

@@ -41,6 +41,7 @@ class Story:
             epsilon=rng.choice([0.0, 0.25, 1.0]),
             floor_tokens=rng.choice([0.0, 3_000.0, 40_960.0]),
             home_credit=rng.choice([0.0, 0.15, 0.9]),
+            ring_credit=rng.choice([0.0, 0.15, 0.9]),
             speculation_limit=rng.choice([500, 262_144]),
         )
         self.fast, self.plain = Fleet(config), PlainFleet(config)
@@ -50,10 +51,12 @@ class Story:
         self.flights: list[int] = []
         self.now = 100.0
         self.sizes = rng.choice([[16], [16, 32, 0]])
+        self.caches = rng.choice([[0], [0, 150]])
         self.capacities = rng.choice([[1.0], [0.5, 1.0, 2.0]])
+        told = rng.choice([0.0, 0.3, 0.8, 1.0])
         for name in self.names:
             self.put(name)
-            if rng.random() < 0.8:
+            if rng.random() < told:
                 self.snapshot(name)
             self.report(name)
 
@@ -74,6 +77,8 @@ class Story:
             name,
             block_size=rng.choice(self.sizes),
             capacity=rng.choice(self.capacities),
+            kv_blocks=rng.choice(self.caches),
+            ready_at=rng.choice([None, None, self.now, self.now - 20.0]),
             prefill_rate=rng.choice([None, 1_000.0, 9_000.0, 20_000.0, 1.5]),
             role=rng.choice([Role.BOTH, Role.BOTH, Role.PREFILL, Role.DECODE]),
             ready=rng.random() < 0.9,

@@ -6,7 +6,7 @@ It says what `stoker.router.core` has to decide; the property test holds both ag
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
@@ -149,6 +149,9 @@ class PlainFleet:
 
     def speculate(self, replica: str, keys: Sequence[int], now: float) -> None:
         ttl = self.config.speculation_ttl_s
+        sighted = all(self.trust(name, now) == 1.0 for name in self.replicas)
+        room = 0 if sighted else 2 * sum(each.kv_blocks for each in self.replicas.values())
+        ttl = 600.0 if len(self.young) < room else ttl
         turns = 2 if now - self.turned_at >= 2 * ttl else int(now - self.turned_at >= ttl)
         turns += len(keys) + (0 if turns else len(self.young)) > self.config.speculation_limit
         for _ in range(turns):
@@ -209,15 +212,18 @@ class PlainFleet:
     def decide(self, request: Request, now: float, rng: Random) -> Decision | None:
         """The decision with its explanation; None where nobody can serve."""
         replicas, panic = self.candidates(request, now)
+        replicas = sorted(replicas, key=lambda each: each.id)
         if not replicas:
             return None
-        views = self.weigh(request, replicas, now, rng)
+        views, home = self.weigh(request, replicas, now, rng)
         opened = [view for view in views if view.load + view.weight <= view.bound]
         best = min(opened, key=preference) if opened else min(views, key=excess)
+        if reason(best, views, bool(opened), home) in (Reason.SPILL, Reason.RING):
+            best = self.successor(request, best, opened, home, now)
         cached = round(best.cached)
         return Decision(
             replica=best.replica,
-            reason=Reason.PANIC if panic else reason(best, views, bool(opened)),
+            reason=Reason.PANIC if panic else reason(best, views, bool(opened), home),
             cached_tokens=cached,
             prefill_tokens=request.prompt_tokens - cached,
             over_bound=not opened,
@@ -226,6 +232,27 @@ class PlainFleet:
             cost=best.cost,
             considered=len(views),
         )
+
+    def successor(
+        self, request: Request, best: Candidate, opened: list[Candidate], home: str | None, now: float
+    ) -> Candidate:
+        """Where a prefix that spills to `best` gets its next copy."""
+        sure = {name: self.depths(name, request.keys)[-1] for name in self.digests if self.trust(name, now) == 1.0}
+        size, shown = request.block_size, max(sure.values(), default=0)
+        deepest = max([shown, *(self.believed(name, request.keys, sure.get(name, 0)) for name in self.replicas)])
+        unknown = max(0, request.prompt_tokens - size * deepest)
+
+        def lacking(view: Candidate) -> float:
+            return shown - max(view.exact, view.speculative) / size
+
+        if size * lacking(best) <= 4 * unknown:
+            return best
+        credit = self.config.home_credit if best.replica == home else 0.0
+        most = best.cost + 0.001 + credit * self.config.miss_weight * unknown / self.rates()[best.replica]
+        near = {view.replica: view for view in opened if lacking(view) > 0 and view.cost <= most}
+        ring = Ring({each.id: each.capacity for each in self.replicas.values()}, self.config.vnodes)
+        chosen = first(ring, request.keys[shown - 1], near) if shown else None
+        return near[chosen] if chosen else best
 
     def trust(self, replica: str, now: float) -> float:
         heard = [digest.heard_at for digest in self.digests.get(replica, {}).values()]
@@ -255,22 +282,32 @@ class PlainFleet:
         rates = {name: each.prefill_rate or middle for name, each in self.replicas.items()}
         return {name: min(max(middle, rate / 2.0), rate * 2.0) for name, rate in rates.items()}
 
-    def weigh(self, request: Request, replicas: Sequence[Replica], now: float, rng: Random) -> list[Candidate]:
+    def weigh(
+        self, request: Request, replicas: Sequence[Replica], now: float, rng: Random
+    ) -> tuple[list[Candidate], str | None]:
         config, keys = self.config, request.keys
         everyone = {*self.replicas, *self.digests}
         depths = {name: self.depths(name, keys) for name in everyone}
         trust = {name: self.trust(name, now) for name in everyone}
         sure = {name: depths[name][-1] if trust[name] == 1.0 else 0 for name in everyone}
         believed = {name: self.believed(name, keys, sure[name]) for name in everyone}
-        rank = self.ranks(request, max(sure.values()), rng)
+        unseen = {each.id: 1.0 - trust[each.id] for each in replicas}
+        key = self.ring_key(request, max(sure.values()), sum(unseen.values()) > len(replicas) / 2, rng)
+        ring = Ring({each.id: each.capacity for each in self.replicas.values()}, self.config.vnodes)
+        rank = {name: rank for rank, name in enumerate(islice(ring.order(key), RANKS))}
+        home = first(ring, key, unseen)
+        homes = {first(ring, keys[2**power - 1], unseen): 2**power for power in range(len(keys).bit_length())}
         loads = [self.load(each.id).tokens(now) for each in replicas]
         total = float(np.array(loads).sum())  # in that order: the last digit is no matter of principle
-        slack = (1.0 + config.epsilon) / sum(each.capacity for each in replicas)
+        warmth = [self.warmth(each, now) for each in replicas]
+        warmth = [warm / max(warmth) for warm in warmth]
+        capacity = [each.capacity * warm for each, warm in zip(replicas, warmth, strict=True)]
+        slack = (1.0 + config.epsilon) / float(np.array(capacity).sum())
         kv = config.kv_weight * (request.prompt_tokens + request.output_tokens)
         unknown = max(0, request.prompt_tokens - request.block_size * max(believed.values()))
         rates = self.rates()
         views = []
-        for each, load in zip(replicas, loads, strict=True):
+        for each, load, warm, part in zip(replicas, loads, warmth, capacity, strict=True):
             name = each.id
             exact, speculative, cached = 0, 0, 0.0
             if each.block_size == request.block_size:
@@ -279,13 +316,21 @@ class PlainFleet:
                 cached = self.worth(request, depths[name], believed[name], trust[name])
             prefill = request.prompt_tokens - cached
             weight = prefill + kv
-            share = math.ceil(slack * (total + weight) * each.capacity)
+            share = math.ceil(slack * (total + weight) * part)
             place = rank.get(name, RANKS)
-            fresh = prefill if place else prefill - config.home_credit * unknown
+            fresh = prefill - config.home_credit * unknown if name == home else prefill
+            guess = unseen[name] * warm * request.block_size * homes.get(name, 0)
+            fresh -= config.ring_credit * max(0.0, guess - cached)
             cost = (load + config.miss_weight * fresh) / rates[name]
-            bound = max(share, config.floor_tokens)
+            bound = max(share, config.floor_tokens * warm)
             views.append(Candidate(name, cost, load, weight, bound, exact, speculative, cached, trust[name], place))
-        return views
+        return views, home
+
+    def warmth(self, replica: Replica, now: float) -> float:
+        start, ramp_s = self.config.ramp_start, self.config.ramp_s
+        if replica.ready_at is None or ramp_s == 0.0:
+            return 1.0
+        return start + (1.0 - start) * max(0.0, min(1.0, (now - replica.ready_at) / ramp_s))
 
     def worth(self, request: Request, tiers: tuple[int, ...], believed: int, trust: float) -> float:
         held, before, size = 0.0, 0, request.block_size
@@ -296,13 +341,17 @@ class PlainFleet:
         worth = held + guessed * max(0, believed - before) if trust == 1.0 else max(trust * held, guessed * believed)
         return min(worth, max(0.0, request.prompt_tokens - 1.0))
 
-    def ranks(self, request: Request, shown: int, rng: Random) -> dict[str, int]:
-        if request.keys:
-            key = request.keys[min(shown, len(request.keys) - 1)]
-        else:
-            key = request.session or rng.getrandbits(64)
-        ring = Ring({each.id: each.capacity for each in self.replicas.values()}, self.config.vnodes)
-        return {name: rank for rank, name in enumerate(islice(ring.order(key), RANKS))}
+    def ring_key(self, request: Request, shown: int, blind: bool, rng: Random) -> int:
+        if not request.keys:
+            return request.session or rng.getrandbits(64)
+        if blind:
+            return request.keys[(1 << (len(request.keys).bit_length() - 1)) - 1]
+        return request.keys[min(shown, len(request.keys) - 1)]
+
+
+def first(ring: Ring, key: int, among: Collection[str]) -> str | None:
+    """The first on the ring that is a candidate, among the first few."""
+    return next((name for name in islice(ring.order(key), RANKS) if name in among), None)
 
 
 def leading(held: Iterable[bool]) -> int:
@@ -323,11 +372,11 @@ def excess(view: Candidate) -> tuple[float, int]:
     return (view.load + view.weight - view.bound, view.ring_rank)
 
 
-def reason(best: Candidate, views: list[Candidate], opened: bool) -> Reason:
+def reason(best: Candidate, views: list[Candidate], opened: bool, home: str | None) -> Reason:
     if not opened:
         return Reason.LEAST_LOADED
     if any(view.cached > best.cached for view in views):
         return Reason.SPILL
     if best.cached:
         return Reason.EXACT if 2 * best.trust * best.exact >= best.cached else Reason.SPECULATIVE
-    return Reason.RING if best.ring_rank == 0 else Reason.SPILL
+    return Reason.RING if best.replica == home else Reason.SPILL

@@ -31,7 +31,8 @@ class Delays:
     """How late the router learns what happened, in seconds."""
 
     digest_every_s: float = 0.1
-    digest_s: float = 0.1
+    digest_s: float | None = 0.1
+    """None: replicas tell no digests at all."""
     report_every_s: float = 0.5
     report_s: float = 0.05
     end_s: float = 0.002
@@ -110,12 +111,15 @@ class Digester:
         self._sequence = 1
         self._held: set[int] = set()
         self._digest = 0
-        for site in sites:
-            site.fleet.snapshot(engine.name, Snapshot(1, 1, {}), 0.0)
+        if delays.digest_s is not None:
+            for site in sites:
+                site.fleet.snapshot(engine.name, Snapshot(1, 1, {}), 0.0)
 
     def tick(self) -> None:
         """Send what changed since the last tick, then come again."""
-        engine = self._engine
+        engine, late = self._engine, self._delays.digest_s
+        if late is None:
+            return
         if engine.stored or engine.removed:
             # A block can be stored and evicted within one tick, or the reverse: the set decides.
             removed = [key for key in dict.fromkeys(engine.removed) if key in self._held]
@@ -128,9 +132,9 @@ class Digester:
             self._digest = xor_digest(removed, xor_digest(stored, self._digest))
             self._sequence += 1
             delta = Delta(1, self._sequence, {Tier.GPU: stored}, {Tier.GPU: removed}, {Tier.GPU: self._digest})
-            self._clock.after(self._delays.digest_s, lambda: self._deliver(delta))
+            self._clock.after(late, lambda: self._deliver(delta))
         else:
-            self._clock.after(self._delays.digest_s, self._beat)
+            self._clock.after(late, self._beat)
         self._clock.after(self._delays.digest_every_s, self.tick)
 
     def _deliver(self, delta: Delta) -> None:

@@ -63,6 +63,14 @@ class Target:
     """Tokens/s, as last reported; None while unknown."""
     load_tokens: float | None = None
     """As last reported; None while unknown."""
+    ready_at: float | None = None
+    """When this life of its engine became ready, by the router's monotonic clock; None where that was not seen."""
+    _begun: int | None = None  # the epoch of the last life that was ready
+
+    def begins(self, now: float | None) -> None:
+        """Note when a new life of the engine has become ready."""
+        if self.record.state == records_pb2.STATE_READY and self._begun != self.record.epoch:
+            self._begun, self.ready_at = self.record.epoch, now
 
     def found_dead(self) -> None:
         """A direct check says that it will not answer: those who wait there for their first token may leave."""
@@ -159,6 +167,7 @@ class Pool:
                 ready=target.ready,
                 draining=target.draining,
                 adapters=frozenset(engine.model_names[1:]),
+                ready_at=target.ready_at,
             )
         )
 

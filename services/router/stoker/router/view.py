@@ -112,7 +112,7 @@ class View:
         for deployment in upserts.deployments:
             self._deployed[deployment.spec.name] = deployment.spec
         for record in upserts.replicas:
-            self._put(record, touched)
+            self._put(record, touched, now)
         for name in removals.deployments:
             self._deployed.pop(name, None)
         gone = set(removals.replicas)
@@ -137,15 +137,19 @@ class View:
         specs = (self._deployed.get(name) for name in deployments)
         return min((spec.max_output_tokens for spec in specs if spec and spec.max_output_tokens), default=0)
 
-    def _put(self, record: records_pb2.Replica, touched: set[Pool]) -> None:
+    def _put(self, record: records_pb2.Replica, touched: set[Pool], now: float) -> None:
         ids = target_ids(record)
         for gone in set(self._ranks.get(record.replica_id, ())) - set(ids):
             self._drop(gone, touched)
         self._ranks[record.replica_id] = ids
         for rank, target_id in enumerate(ids):
-            self._put_target(target_id, rank if len(ids) > 1 else None, record, touched)
+            target = self._put_target(target_id, rank if len(ids) > 1 else None, record, touched)
+            # What the first snapshot shows as ready may have served for days.
+            target.begins(now if self.synced else None)
 
-    def _put_target(self, target_id: str, rank: int | None, record: records_pb2.Replica, touched: set[Pool]) -> None:
+    def _put_target(
+        self, target_id: str, rank: int | None, record: records_pb2.Replica, touched: set[Pool]
+    ) -> Target:
         target = self.targets.get(target_id)
         if target is None:
             target = self.targets[target_id] = Target(record, rank)
@@ -167,6 +171,7 @@ class View:
                 self.pools[model] = target.pool
                 target.pool.targets[target.id] = target
             touched.add(target.pool)
+        return target
 
     def _renew(self, target: Target) -> None:
         """A new life of the engine: all that was believed of the old one is void."""

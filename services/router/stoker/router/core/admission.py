@@ -10,15 +10,15 @@ room, the next kind is asked: room is never left idle for order's sake.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from random import Random
 
 from stoker.common.errors import Exhausted, StokerError
-from stoker.router.core.decide import decide
+from stoker.router.core.decide import copies, decide
 from stoker.router.core.fairness import Fairness
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.values import Decision, Request
@@ -148,14 +148,20 @@ class AdmissionQueue:
             return None
         choose = partial(decide, fleet=fleet, now=now, rng=rng, explain=explain)
         first = self._first()
+        held: dict[int, int] = {}
         for group in (*first, self._others()):
-            granted = self._shortest(group, fleet, now, choose)
+            granted = self._shortest(group, fleet, now, choose, held)
             if granted is not None:
                 return granted
-        return self._spilled(chain.from_iterable(first), free, fleet, now, choose)
+        return self._spilled(list(chain.from_iterable(first)), held, free, fleet, now, choose)
 
-    def _shortest(self, group: list[_Waiting], fleet: Fleet, now: float, choose: _Choose) -> Grant | None:
-        """Of those whose replica has room, the one that has least to compute there."""
+    def _shortest(
+        self, group: list[_Waiting], fleet: Fleet, now: float, choose: _Choose, held: dict[int, int]
+    ) -> Grant | None:
+        """Of those whose replica has room, the one that has least to compute there.
+
+        Notes in `held`, by ticket, the last block that the replica which the others wait for holds of their prompts.
+        """
         best: tuple[float, _Waiting, Decision] | None = None
         for waiting in group:
             head_start = fleet.config.aging * (now - waiting.since)
@@ -167,6 +173,9 @@ class AdmissionQueue:
                 self.leave(waiting.ticket)
                 return Grant(waiting.ticket, error=error)
             if fleet.busy(decision.replica, now):
+                depth = decision.cached_tokens // waiting.request.block_size
+                if depth:
+                    held[waiting.ticket] = waiting.request.keys[depth - 1]
                 continue
             seconds = decision.prefill_tokens / fleet.rates[decision.replica]
             score = seconds - head_start
@@ -175,21 +184,33 @@ class AdmissionQueue:
         return None if best is None else self._granted(best[1], best[2])
 
     def _spilled(
-        self, line: Iterable[_Waiting], free: frozenset[str], fleet: Fleet, now: float, choose: _Choose
+        self,
+        line: Sequence[_Waiting],
+        held: Mapping[int, int],
+        free: frozenset[str],
+        fleet: Fleet,
+        now: float,
+        choose: _Choose,
     ) -> Grant | None:
         """Of those who have waited as long as a miss costs, the first that a replica can take which nobody wants.
 
         What waits here is no load anywhere: without this, all that share a hot prefix wait for the one replica that
-        holds it, while the others do nothing.
+        holds it, while the others do nothing. One more copy serves all of them, so their waits count together,
+        against a miss for each copy there is: copies follow demand.
         """
         free = frozenset(name for name in free if not fleet.health.ejected(name, now))
         if not free:
             return None
         rate = min(fleet.rates[name] for name in free)
         elsewhere = frozenset(fleet.replicas.keys() - free)
+        waited: defaultdict[int, float] = defaultdict(float)
+        for waiting in line:
+            waited[held.get(waiting.ticket, -waiting.ticket)] += now - waiting.since
         for waiting in line:
             request = waiting.request
-            if fleet.config.miss_weight * request.prompt_tokens > rate * (now - waiting.since):
+            tokens = rate * waited[held.get(waiting.ticket, -waiting.ticket)]
+            miss = fleet.config.miss_weight * request.prompt_tokens
+            if miss > tokens or miss * copies(request, fleet, now) > tokens:
                 continue
             try:
                 decision = choose(replace(request, exclude=request.exclude | elsewhere))

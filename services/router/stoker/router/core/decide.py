@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stoker.common.errors import Unavailable
+from stoker.router.core import homes
 from stoker.router.core.explanation import ALIKE_DIGITS, RANKS, Explanation
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.match import Match, match
@@ -24,6 +25,8 @@ ROUND_ROBIN = "round_robin"
 POLICIES = (STOKER, ROUND_ROBIN)
 
 _ALIKE_S = 10.0**-ALIKE_DIGITS
+_MISSES = (Reason.SPILL, Reason.RING)
+_HOT = 4.0  # a prefix so many times as long as what nobody holds has a ring order of its own
 
 
 def decide(
@@ -38,12 +41,16 @@ def decide(
         return _round_robin(request, fleet, panel)
     weighed = weigh(request, fleet, panel, now, rng)
     best, opened = _choose(weighed, fleet)
+    reason = _reason(best, weighed, opened)
     found = weighed.match
+    if reason in _MISSES and found.shown:
+        best = _successor(best, request, weighed, fleet)
+        reason = _reason(best, weighed, opened)
     cached = round(float(found.cached[best]))
     trusted = found.trust is None or found.trust[best] == 1.0
     return Decision(
         replica=panel.ids[best],
-        reason=Reason.PANIC if panic else _reason(best, weighed, opened),
+        reason=Reason.PANIC if panic else reason,
         cached_tokens=cached,
         prefill_tokens=request.prompt_tokens - cached,
         over_bound=not opened,
@@ -81,6 +88,13 @@ def _no_replica(request: Request, fleet: Fleet) -> str:
     )
 
 
+def copies(request: Request, fleet: Fleet, now: float) -> int:
+    """Return how many of those who may serve a request hold about as much of it as any does; at least 1."""
+    cached = match(request, fleet, candidates(request, fleet, now)[0], now).cached
+    most = float(cached.max())
+    return int((2.0 * cached >= most).sum()) if most else 1
+
+
 class Weighed(NamedTuple):
     """All candidates of a request: columns by row of the panel, in the units of Candidate."""
 
@@ -92,6 +106,8 @@ class Weighed(NamedTuple):
     weight: Floats
     total: float
     """The load of all, in tokens."""
+    warmth: Floats | None
+    """How warm each is beside the warmest, None where all are alike."""
     ring_key: int
     home: int | None
     """The row of the home on the ring, None if that is no candidate."""
@@ -101,8 +117,10 @@ def weigh(request: Request, fleet: Fleet, panel: Panel, now: float, rng: Random)
     """Return every candidate of a panel with its cost, load, bound and matches."""
     config = fleet.config
     found = match(request, fleet, panel, now)
-    key = _ring_key(request, found.shown, rng)
-    home = panel.rows.get(fleet.ring.home(key) or "")
+    warmth = fleet.ramp.warmth(panel.seats, now)
+    unseen = homes.unseen(fleet, panel, found)
+    key = homes.key(request, found, unseen, rng)
+    home = homes.row(key, fleet, panel)
     load = fleet.load.loads(now)[panel.seats]
     prefill = float(request.prompt_tokens) - found.cached
     weight = prefill + config.kv_weight * (request.prompt_tokens + request.output_tokens)
@@ -111,27 +129,22 @@ def weigh(request: Request, fleet: Fleet, panel: Panel, now: float, rng: Random)
         unknown = max(0, request.prompt_tokens - request.block_size * found.deepest)
         fresh = prefill.copy()
         fresh[home] -= config.home_credit * unknown
+    if unseen is not None and request.keys:
+        guess = homes.depths(request, fleet, panel) * (unseen if warmth is None else unseen * warmth)
+        fresh = fresh - config.ring_credit * np.maximum(0.0, guess - found.cached)
     cost = (load + config.miss_weight * fresh) / fleet.rates.column[panel.seats]
-    return Weighed(panel, found, request.block_size, cost, load, weight, float(load.sum()), key, home)
+    return Weighed(panel, found, request.block_size, cost, load, weight, float(load.sum()), warmth, key, home)
 
 
 def _bound(weighed: Weighed, config: RoutingConfig, rows: int | slice = slice(None)) -> Floats:
     """Return the bound of one row or of all, in tokens."""
-    slack = (1.0 + config.epsilon) / weighed.panel.capacities
-    share = slack * (weighed.total + weighed.weight[rows]) * weighed.panel.capacity[rows]
-    bound: Floats = np.maximum(np.ceil(share), config.floor_tokens)
+    panel, warmth = weighed.panel, weighed.warmth
+    capacity = panel.capacity if warmth is None else panel.capacity * warmth
+    slack = (1.0 + config.epsilon) / (panel.capacities if warmth is None else float(capacity.sum()))
+    share = np.ceil(slack * (weighed.total + weighed.weight[rows]) * capacity[rows])
+    floor = config.floor_tokens if warmth is None else config.floor_tokens * warmth[rows]
+    bound: Floats = np.maximum(share, floor)
     return bound
-
-
-def _ring_key(request: Request, shown: int, rng: Random) -> int:
-    """Return the key of the first block that no digest shows.
-
-    That block is where this prompt leaves what the fleet already shares: a system prompt common to all
-    cannot send everything to one home, and routers that see the same digests agree on it.
-    """
-    if request.keys:
-        return request.keys[min(shown, len(request.keys) - 1)]
-    return request.session or rng.getrandbits(64)
 
 
 def _ranks(weighed: Weighed, ring: Ring) -> dict[int, int]:
@@ -147,7 +160,8 @@ def _choose(weighed: Weighed, fleet: Fleet) -> tuple[int, bool]:
 
     def opened(row: int) -> bool:
         tokens = float(load[row] + weight[row])
-        return tokens <= fleet.config.floor_tokens or tokens <= float(_bound(weighed, fleet.config, row))
+        quiet = weighed.warmth is None and tokens <= fleet.config.floor_tokens
+        return quiet or tokens <= float(_bound(weighed, fleet.config, row))
 
     best = int(cost.argmin())
     if not opened(best):
@@ -161,6 +175,29 @@ def _choose(weighed: Weighed, fleet: Fleet) -> tuple[int, bool]:
     return _first(
         weighed, fleet, near, lambda row: round(float(cost[row]), ALIKE_DIGITS) == lowest and opened(row)
     ), True
+
+
+def _successor(best: int, request: Request, weighed: Weighed, fleet: Fleet) -> int:
+    """Return where a prefix that spills to `best` gets its next copy.
+
+    Whether there is one more copy, costs decide: when every holder is so loaded that a miss costs less. Where, the
+    prefix's own ring order does, among those that cost the same but for the home of the prompt's unknown rest:
+    routers that share digests make one copy, not one each.
+    """
+    found, config = weighed.match, fleet.config
+    unknown = max(0, request.prompt_tokens - request.block_size * found.deepest)
+    held = max(found.exact.item(best), found.believed.item(best))
+    if request.block_size * (found.shown - held) <= _HOT * unknown:
+        return best
+    margin = _ALIKE_S
+    if best == weighed.home:
+        margin += config.home_credit * config.miss_weight * unknown / fleet.rates.column[weighed.panel.seats[best]]
+    lacking = np.maximum(found.exact, found.believed) < found.shown
+    near = lacking & (weighed.cost <= weighed.cost[best] + margin)
+    near &= weighed.load + weighed.weight <= _bound(weighed, config)
+    rows = weighed.panel.rows
+    order = islice(fleet.ring.order(request.keys[found.shown - 1]), RANKS)
+    return next((rows[name] for name in order if name in rows and near[rows[name]]), best)
 
 
 def _first(weighed: Weighed, fleet: Fleet, near: Bools, tied: Callable[[int], bool]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stoker.router.core.fairness import Fairness
@@ -10,6 +10,7 @@ from stoker.router.core.health import Health, HealthConfig, Outcome
 from stoker.router.core.index import BlockIndex
 from stoker.router.core.load import LoadLedger
 from stoker.router.core.panel import Panel
+from stoker.router.core.ramp import Ramp
 from stoker.router.core.rates import ASSUMED_RATE, Rates
 from stoker.router.core.ring import Ring
 from stoker.router.core.seats import Seats
@@ -44,10 +45,12 @@ class Fleet:
         self.speculation = Speculation(self.config.speculation_ttl_s, self.config.speculation_limit, self.seats)
         self.load = LoadLedger(self.seats)
         self.rates = Rates(self.seats)
+        self.ramp = Ramp(self.seats, self.config.ramp_start, self.config.ramp_s)
         self.health = Health(health)
         self.fairness = Fairness(self.config.fair_tokens)
         self.turn = 0  # the round-robin policy's position
         self._replicas: dict[str, Replica] = {}
+        self._kv_blocks = 0  # of all replicas
         self._ring = Ring({}, self.config.vnodes)
         self._ring_holds = True  # who is announced
         self._panels: dict[tuple[str, Role, frozenset[str]], Panel] = {}
@@ -87,16 +90,21 @@ class Fleet:
             self._ring_holds = False
         if old is None or replace(old, prefill_rate=replica.prefill_rate) != replica:
             self._panels.clear()
+        self._kv_blocks += replica.kv_blocks - (old.kv_blocks if old else 0)
         self._replicas[replica.id] = replica
         self.rates.put(replica.id, replica.prefill_rate)
+        self.ramp.put(replica.id, replica.ready_at)
 
     def remove(self, replica: str) -> None:
         """Drop a replica that left; its requests in flight may still be released."""
-        if self._replicas.pop(replica, None) is None:
+        gone = self._replicas.pop(replica, None)
+        if gone is None:
             return
+        self._kv_blocks -= gone.kv_blocks
         self._ring_holds = False
         self._panels.clear()
         self.rates.remove(replica)
+        self.ramp.remove(replica)
         self.index.forget(replica)
         self.speculation.forget(replica)
         self.load.forget(replica)
@@ -128,7 +136,7 @@ class Fleet:
 
         Every flight must reach `release`, on every path. A retry is a new dispatch after a release.
         """
-        self.speculation.add(decision.replica, request.keys, now)
+        self._speculate(decision.replica, request.keys, now)
         kv = self.config.kv_weight * (request.prompt_tokens + request.output_tokens)
         prefill, rate = decision.prefill_tokens, self.rates.get(decision.replica, ASSUMED_RATE)
         drains_s = None if request.streamed else prefill / rate
@@ -143,12 +151,20 @@ class Fleet:
         replica = self._replicas.get(told.replica)
         if replica is None:
             return
-        self.speculation.add(told.replica, told.keys, now)
+        self._speculate(told.replica, told.keys, now)
         most = replica.kv_blocks * replica.block_size or _MOST_TOKENS
         prefill = min(told.prefill_tokens, most)
         tokens = prefill + self.config.kv_weight * min(told.kv_tokens, most)
         drains_s = prefill / self.rates[told.replica]
         self.load.overhear(told.replica, tokens, at, now, drains_s=drains_s, hold_s=self.config.hold_s)
+
+    def _speculate(self, replica: str, keys: Sequence[int], now: float) -> None:
+        self.speculation.room = 0 if self.sighted(now) else 2 * self._kv_blocks
+        self.speculation.add(replica, keys, now)
+
+    def sighted(self, now: float) -> bool:
+        """Whether every replica's digest is there and fully trusted."""
+        return self.index.told >= len(self._replicas) and self.index.trusts(now) is None
 
     def first_token(self, flight: int, now: float) -> None:
         """The first token came: the prefill no longer counts as load."""

@@ -32,6 +32,8 @@ class BlockIndex:
         self._seated: dict[Tier, Translation] = {}
         self._heard: Floats = np.full(self._seats.width, _NOWHERE)  # by seat; without a digest, nothing to doubt
         self._oldest = _NOWHERE  # not later than any of `_heard`
+        self.told = 0
+        """How many replicas have a digest."""
 
     def __len__(self) -> int:
         return sum(len(index.blocks) for index in self._tiers.values())
@@ -152,6 +154,7 @@ class BlockIndex:
         """Bring what decisions read of a replica's age up to date."""
         seat, heard_at = self._seats.number(replica), self._heard_at(replica)
         self._heard = widened(self._heard, self._seats.width, _NOWHERE)
+        self.told += int(heard_at < _NOWHERE) - int(self._heard[seat] < _NOWHERE)
         self._heard[seat] = heard_at
         self._oldest = min(self._oldest, heard_at)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from stoker.router.core.values import Replica
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panel:
-    """Row by row, in the order in which the fleet came to know them. Holds what announcements change, no state."""
+    """Row by row, by id: two routers see the same rows. Holds what announcements change, no state."""
 
     ids: tuple[str, ...]
     rows: Mapping[str, int]
@@ -26,8 +26,9 @@ class Panel:
     """Their sum."""
 
     @classmethod
-    def of(cls, replicas: Sequence[Replica], seats: Seats) -> Panel:
+    def of(cls, replicas: Iterable[Replica], seats: Seats) -> Panel:
         """Return the panel of some replicas."""
+        replicas = sorted(replicas, key=lambda replica: replica.id)
         ids = tuple(replica.id for replica in replicas)
         sizes = {replica.block_size for replica in replicas}
         return cls(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
@@ -22,6 +24,7 @@ class Ring:
         self._names: dict[int, str] = {}  # by the number that stands for a replica in `_owners`
         self._points: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._owners: NDArray[np.int64] = np.empty(0, np.int64)
+        self._rising = array("Q")  # the points again: to look one key up, bisect is four times as fast as numpy
         if weights:
             self._take(Ring({}, vnodes), weights)
 
@@ -50,6 +53,7 @@ class Ring:
             points = np.insert(points, at, new[rising])
             owners = np.insert(owners, at, np.repeat(list(numbered), counts)[rising])
         self._points, self._owners = points, owners
+        self._rising = array("Q", points.tobytes())
 
     def order(self, key: int) -> Iterator[str]:
         """Yield each replica once, in the order in which `key`'s clockwise walk first meets it."""
@@ -70,7 +74,7 @@ class Ring:
 
     def _start(self, key: int) -> int:
         # Keys of one prefix family may be close: mix, so that neighbours scatter.
-        return int(self._points.searchsorted(np.uint64(xxhash.xxh3_64_intdigest(key.to_bytes(8, "little")))))
+        return bisect_left(self._rising, xxhash.xxh3_64_intdigest(key.to_bytes(8, "little")))
 
 
 def _points(replica: str, count: int) -> Iterator[int]:

@@ -8,17 +8,24 @@ from itertools import groupby
 from stoker.router.core.seats import Seats, bits_of
 from stoker.router.core.walk import Runs, Source, Translation, ends, runs_of, walk
 
+_LONGEST_S = 600.0
+
 
 class Speculation:
     """Block keys that dispatches have probably brought to replicas; each lives `ttl_s` to twice that.
 
     Two generations of `limit` keys at most: the older is dropped whole when the younger is full or old, so
     expiry costs nothing per key and memory is bounded.
+
+    Where no digest will tell what became of a dispatch, time says little: a block stays until others need its place.
+    A generation then lives on until it has `room` keys, or for ten minutes.
     """
 
     def __init__(self, ttl_s: float = 10.0, limit: int = 262_144, seats: Seats | None = None) -> None:
         self._ttl_s = ttl_s
         self._limit = limit
+        self.room = 0
+        """Keys that a generation takes, old or not, before the next; 0 where digests tell."""
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
         self._turned_at = 0.0
@@ -73,8 +80,9 @@ class Speculation:
 
     def expire(self, now: float) -> None:
         """Drop what has outlived its time."""
-        if now - self._turned_at >= self._ttl_s:
-            stale = now - self._turned_at >= 2 * self._ttl_s
+        ttl_s = _LONGEST_S if len(self._young) < self.room else self._ttl_s
+        if now - self._turned_at >= ttl_s:
+            stale = now - self._turned_at >= 2 * ttl_s
             self._turn(now)
             if stale:
                 self._turn(now)

@@ -42,7 +42,8 @@ class Replica:
 
     `capacity` is its relative weight (1.0 for the reference machine). `prefill_rate` is measured in
     uncached prompt tokens per second, None before it was; `block_size` in tokens; `kv_blocks` is the GPU
-    cache's size in blocks, 0 when unknown. An empty `adapters` means base model only.
+    cache's size in blocks, 0 when unknown. An empty `adapters` means base model only. `ready_at` is when it became
+    ready, in the router's monotonic seconds; None where that is long ago.
     """
 
     id: str
@@ -54,6 +55,7 @@ class Replica:
     ready: bool = True
     draining: bool = False
     adapters: frozenset[str] = frozenset()
+    ready_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,8 @@ class RoutingConfig:
     """What an uncached token costs against a queued one: it also evicts a block that someone else wants."""
     home_credit: float = 0.15
     """The share of what nobody holds that its home on the ring is credited with, so that routers agree."""
+    ring_credit: float = 0.15
+    """The share of a prefix with which its home on the ring is credited while no digest tells what is there."""
     hold_s: float = 0.1
     """A replica with more prefill before it than this, in seconds, is sent no more: who wants it waits in the router.
 
@@ -220,5 +224,9 @@ class RoutingConfig:
     """How long, at least, a dispatch vouches for its blocks before the digest does; at most twice that."""
     speculation_limit: int = 262_144
     """Keys that speculation holds per generation, of which there are two."""
+    ramp_start: float = 0.25
+    """The part of its share of the bound, and of the floor, that a replica may hold when it has just become ready."""
+    ramp_s: float = 30.0
+    """How long until that part is the whole, in seconds; 0 for at once."""
     panic_share: float = 0.5
     """With fewer than this share of the ready replicas admitted by health, all are tried."""

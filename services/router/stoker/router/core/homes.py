@@ -1,0 +1,68 @@
+"""Where on the ring a prefix lives: what routers agree by when no digest tells.
+
+Where digests are trusted, the ring is asked once, with the first block that nobody holds: there the prompt leaves
+what the fleet shares, however long that is. Where they are not, nobody knows how much of a prompt is shared, so the
+ring is asked at several depths that double: whatever two prompts share, they have the homes of half of it in common.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from random import Random
+
+import numpy as np
+
+from stoker.router.core.explanation import RANKS
+from stoker.router.core.fleet import Fleet
+from stoker.router.core.match import Match
+from stoker.router.core.panel import Panel
+from stoker.router.core.seats import Floats
+from stoker.router.core.values import Request
+
+
+def unseen(fleet: Fleet, panel: Panel, found: Match) -> Floats | None:
+    """Return how little each candidate's digest tells: 0 for all, 1 for nothing. None where it is 0 everywhere."""
+    if found.trust is None and fleet.index.told >= len(fleet.replicas):
+        return None
+    trust = 1.0 if found.trust is None else found.trust
+    column: Floats = 1.0 - np.where(fleet.index.known(panel.seats), trust, 0.0)
+    return column if column.any() else None
+
+
+def key(request: Request, found: Match, unseen: Floats | None, rng: Random) -> int:
+    """Return the key by which the ring is asked for the home of what nobody holds.
+
+    It is that of the first block which no digest shows. A system prompt common to all cannot send everything to one
+    home, and routers that see the same digests agree. Where most digests are unseen it is the deepest doubling.
+    """
+    keys = request.keys
+    if not keys:
+        return request.session or rng.getrandbits(64)
+    if unseen is not None and 2.0 * unseen.sum() > len(unseen):
+        return keys[_deepest(len(keys)) - 1]
+    return keys[min(found.shown, len(keys) - 1)]
+
+
+def row(key: int, fleet: Fleet, panel: Panel) -> int | None:
+    """Return the first candidate on the ring from `key` on, None where there is none among the first few."""
+    home = panel.rows.get(fleet.ring.home(key) or "")
+    if home is not None:
+        return home
+    return next((panel.rows[name] for name in islice(fleet.ring.order(key), RANKS) if name in panel.rows), None)
+
+
+def depths(request: Request, fleet: Fleet, panel: Panel) -> Floats:
+    """Return how many tokens of the prompt each candidate is the home of."""
+    column = np.zeros(len(panel))
+    depth = 1
+    while depth <= len(request.keys):
+        home = row(request.keys[depth - 1], fleet, panel)
+        if home is not None:
+            column[home] = depth * request.block_size
+        depth *= 2
+    return column
+
+
+def _deepest(blocks: int) -> int:
+    """Return the largest power of two that is no more than `blocks`."""
+    return 1 << (blocks.bit_length() - 1)
