@@ -245,7 +245,7 @@ class PlainFleet:
         def lacking(view: Candidate) -> float:
             return shown - max(view.exact, view.speculative) / size
 
-        if size * lacking(best) <= 4 * unknown:
+        if size * lacking(best) <= 32 * unknown:
             return best
         credit = self.config.home_credit if best.replica == home else 0.0
         most = best.cost + 0.001 + credit * self.config.miss_weight * unknown / self.rates()[best.replica]

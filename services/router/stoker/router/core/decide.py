@@ -26,7 +26,7 @@ POLICIES = (STOKER, ROUND_ROBIN)
 
 _ALIKE_S = 10.0**-ALIKE_DIGITS
 _MISSES = (Reason.SPILL, Reason.RING)
-_HOT = 4.0  # a prefix so many times as long as what nobody holds has a ring order of its own
+_HOT = 32.0  # a prefix so many times as long as what nobody holds is copied in a ring order of its own
 
 
 def decide(
