@@ -27,8 +27,8 @@ from stoker.router.core import RoutingConfig
 REPLICAS = 7
 # The replicas of this trace decode nothing: only prefill is load.
 CONFIG = RoutingConfig(kv_weight=0.0)
-EPSILONS = (0.25, 0.5, 1.0, 4.0)
-FLOORS = (8_192, 20_480, 32_768, 40_960, 49_152, 65_536)
+EPSILONS = (0.25, 1.0, 4.0)
+FLOORS = (8_192, 24_576, 40_960, 65_536)
 SETTINGS = ((2_560, 1.0), (640, 1.0), (2_560, 2.0))  # KV blocks each, arrival speed
 
 
