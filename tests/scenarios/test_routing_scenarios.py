@@ -104,12 +104,26 @@ def test_a_new_replica_is_neither_flooded_nor_starved() -> None:
     assert at_once <= 0.75 * warm
 
 
+def bounds(*ready_at: float | None) -> list[float]:
+    fleet = Fleet()
+    for number, at in enumerate(ready_at):
+        fleet.put(Replica(f"r{number}", ready_at=at))
+    views = decide(Request(range(1, 1_000), 30_000), fleet, 1.0, Random(1), explain=True).candidates
+    return [view.bound for view in sorted(views, key=lambda view: view.replica)]
+
+
 def test_replicas_that_begin_together_are_not_held_back() -> None:
-    fleets = [Fleet(), Fleet()]
-    for number in range(3):
-        fleets[0].put(Replica(f"r{number}", ready_at=0.0))
-        fleets[1].put(Replica(f"r{number}"))
-    request = Request(range(1, 1_000), 30_000)
-    bounds = [[view.bound for view in decide(request, fleet, 1.0, Random(1), explain=True).candidates]
-              for fleet in fleets]  # fmt: skip
-    assert bounds[0] == bounds[1]
+    assert bounds(0.0, 0.0, 0.0) == bounds(None, None, None)
+    assert bounds(0.0, 0.0, -9.0)[2] >= bounds(None, None, None)[2]
+
+
+def test_without_digests_a_full_home_spills_to_the_home_of_half_the_prefix() -> None:
+    keys, spilled = list(range(1, 41)), []
+    fleet = Fleet()
+    for number in range(12):
+        fleet.put(Replica(f"r{number}"))
+    for _ in range(2):
+        decision = decide(Request(keys, 645), fleet, 0.0, Random(1))
+        fleet.load.report(decision.replica, 90_000, seen_at=0.0)
+        spilled.append(decision.replica)
+    assert spilled == [fleet.ring.home(keys[31]), fleet.ring.home(keys[15])]
