@@ -22,6 +22,7 @@ import msgspec
 from bench.peers import quality, speed
 from bench.peers.backends import Backend, Backends
 from bench.peers.catalog import PEERS, Peer, Site, select_service
+from bench.peers.children import running
 from bench.peers.install import ENVOY, NotRunnable, default_cache, install
 from bench.peers.kv_events import republished
 from bench.peers.report import Report
@@ -118,6 +119,7 @@ class Run:
         asked = self._asked
         async with AsyncExitStack() as stack:
             backends = await stack.enter_async_context(speed.engines(self._site, cached()))
+            engines = running()
             direct = "no router: what client and engines allow"
             runners = [speed.Runner("direct", backends.urls[0], note=direct, ranked=False)]
             runners.append(
@@ -142,6 +144,7 @@ class Run:
                 seconds=asked.seconds,
                 seed=asked.seed,
                 say=self._say,
+                engines=engines,
                 fresh=asked.fresh,
             )
 

@@ -8,7 +8,7 @@ import ctypes
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from stoker.local.process import last_lines
 _GRACE_S = 5.0
 _ASK_S = 5.0
 _PR_SET_PDEATHSIG = 1
+_TICKS = os.sysconf("SC_CLK_TCK")
+_running: set[int] = set()
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -48,10 +50,27 @@ async def child(
             )
         except OSError as error:
             raise NotRunnable(f"cannot start {argv[0]}: {error.strerror}") from error
+    _running.add(process.pid)
     try:
         yield process
     finally:
+        _running.discard(process.pid)
         await asyncio.shield(_end(process))
+
+
+def cpu_s(without: Collection[int] = ()) -> float:
+    """CPU time so far of all processes that run now, with their threads, some left out."""
+    ticks = 0
+    for pid in _running.difference(without):
+        with contextlib.suppress(OSError):
+            # The name, in parentheses, may hold anything; user and system time are the 12th and 13th after it.
+            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / _TICKS
+
+
+def running() -> frozenset[int]:
+    """Those that run now."""
+    return frozenset(_running)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -19,7 +19,7 @@ import zmq
 
 from bench.peers.backends import Backend, Backends
 from bench.peers.catalog import ROOT, Site
-from bench.peers.children import child, until_it_answers, until_it_serves
+from bench.peers.children import child, cpu_s, until_it_answers, until_it_serves
 from bench.peers.install import NotRunnable
 from bench.peers.speed_client import Job, Reading
 from stoker.bench.stats import order
@@ -54,6 +54,8 @@ class Times:
     """One runner's readings at one prompt size."""
 
     many: list[Reading] = field(default_factory=list)
+    cpu_us: list[float] = field(default_factory=list)
+    """Of the routers' processes, a request at many clients."""
     one: list[Reading] = field(default_factory=list)
     failure: str = ""
 
@@ -68,6 +70,8 @@ class Speed:
     p99_ms: float | None
     """At many clients."""
     one_client_p50_ms: float | None
+    cpu_us: float | None
+    """CPU time of its processes for a request at many clients: what can be compared on a machine with other work."""
     errors: int
     note: str = ""
     ranked: bool = True
@@ -130,32 +134,36 @@ async def measure(
     seconds: float,
     seed: int,
     say: Say,
+    engines: frozenset[int] = frozenset(),
     fresh: bool = False,
 ) -> list[Speed]:
-    """All runners at each prompt size, in turns, medians over rounds. `fresh`: no prompt comes twice."""
+    """All runners at each prompt size, in turns, medians over rounds.
+
+    `engines` are processes whose CPU time is no router's. `fresh`: no prompt comes twice.
+    """
     times = {(runner.name, size): Times() for runner in runners for size in sizes}
     by_name = {runner.name: runner for runner in runners}
     for size in sizes:
         for number in range(rounds):
             for name in order(list(by_name), number):
                 say(f"speed, {size} bytes, {name}, round {number + 1}/{rounds}")
-                await _round(by_name[name], times[name, size], size, seconds, seed, first=number == 0, fresh=fresh)
+                job = Job(by_name[name].url, by_name[name].path, _MODEL, size, MANY, seconds, seed, fresh=fresh)
+                await _round(by_name[name], times[name, size], job, engines, first=number == 0)
     return [_speed(by_name[name], size, found) for (name, size), found in times.items()]
 
 
-async def _round(
-    runner: Runner, times: Times, size: int, seconds: float, seed: int, *, first: bool, fresh: bool
-) -> None:
+async def _round(runner: Runner, times: Times, job: Job, engines: frozenset[int], *, first: bool) -> None:
     if times.failure:
         return
-    many = Job(runner.url, runner.path, _MODEL, size, MANY, seconds, seed, runner.token_ids, fresh=fresh)
-    one = replace(many, clients=1, seconds=seconds / 2)
+    many = replace(job, token_ids=runner.token_ids)
     try:
-        if first and not fresh:
+        if first and not job.fresh:
             # Whatever a router remembers of prompts, it has seen each of these when it is measured.
             await _read(replace(many, once=True))
+        before = cpu_s(engines)
         times.many.append(await _read(many))
-        times.one.append(await _read(one))
+        times.cpu_us.append(1e6 * (cpu_s(engines) - before) / max(1, times.many[-1].answered))
+        times.one.append(await _read(replace(many, clients=1, seconds=job.seconds / 2)))
     except NotRunnable as error:
         times.failure = str(error)
 
@@ -189,7 +197,12 @@ def _speed(runner: Runner, size: int, times: Times) -> Speed:
         requests_per_s=median(r.requests_per_s for r in times.many) if times.many else None,
         p99_ms=median(r.p99_ms for r in times.many) if times.many else None,
         one_client_p50_ms=median(r.p50_ms for r in times.one) if times.one else None,
+        cpu_us=median(times.cpu_us) if times.cpu_us else None,
         errors=sum(r.errors for r in (*times.many, *times.one)),
-        note=times.failure or runner.note,
+        note=times.failure or ", ".join(part for part in (runner.note, _cpu(times)) if part),
         ranked=runner.ranked and not times.failure,
     )
+
+
+def _cpu(times: Times) -> str:
+    return f"{median(times.cpu_us):.0f} µs of CPU each" if times.cpu_us else ""

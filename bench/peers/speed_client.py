@@ -58,6 +58,8 @@ class Reading:
     p99_ms: float
     errors: int
     """Answers other than 200, and broken connections."""
+    answered: int
+    """Answers, of whatever kind."""
 
 
 def prompts(seed: int, size: int) -> list[str]:
@@ -205,6 +207,7 @@ async def read(job: Job) -> Reading:
         p50_ms=quantile(times, 0.5) or 0.0,
         p99_ms=quantile(times, 0.99) or 0.0,
         errors=errors,
+        answered=len(times),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from bench.peers.catalog import PEERS
 from bench.peers.quality import Contender, Standing, mark
 from bench.peers.report import Report
 from bench.peers.speed import Speed
-from bench.peers.speed_client import Job, answer_end, prompts, read, requests
+from bench.peers.speed_client import Fresh, Job, answer_end, prompts, read, requests
 from bench.peers.static import Connection, responses
 from stoker.bench import workloads
 from stoker.bench.stats import Sample, figures
@@ -150,8 +151,8 @@ def test_what_did_not_run_is_a_row_with_its_reason() -> None:
     report = Report({}, not_run={"peer x": "no wheel for this machine"})
     report.quality["shared"] = [standing("stoker", 0.2)]
     report.speed = [
-        Speed("stoker", 2_000, 10.0, 2.0, 1.0, 0, "a note is no reason not to be ranked"),
-        Speed("decider", 2_000, 99.0, 0.1, 0.1, 0, "relays not", ranked=False),
+        Speed("stoker", 2_000, 10.0, 2.0, 1.0, 50.0, 0, "a note is no reason not to be ranked"),
+        Speed("decider", 2_000, 99.0, 0.1, 0.1, 50.0, 0, "relays not", ranked=False),
     ]
     rows = [row for row in shown(report) if "peer x" in row]
     assert len(rows) == 2
@@ -161,3 +162,18 @@ def test_what_did_not_run_is_a_row_with_its_reason() -> None:
     assert value["not_run"] == {"peer x": "no wheel for this machine"}
     assert value["speed"][0]["requests_per_s"] == 10.0
     assert value["quality"]["shared"][0]["hit_rate"] == 0.5
+
+
+def test_fresh_requests_are_whole_never_alike_and_end_alike() -> None:
+    job = Job("http://127.0.0.1:1", "/v1/completions", "tiny", 2_000, 1, 1.0, fresh=True)
+    pool = requests(job)
+    fresh = Fresh(pool)
+    seen = [fresh[number % len(pool)] for number in range(3 * len(pool))]
+    assert len(set(seen)) == len(seen)
+    for request, plain in zip(seen, pool, strict=False):
+        assert len(request) == len(plain)
+        head, _, body = request.partition(b"\r\n\r\n")
+        prompt, before = json.loads(body)["prompt"], json.loads(plain.partition(b"\r\n\r\n")[2])["prompt"]
+        assert (len(body), head) == (int(head.rpartition(b" ")[2]), plain.partition(b"\r\n\r\n")[0])
+        assert prompt[:1500] == before[:1500], "the shared part is the same"
+        assert prompt != before
