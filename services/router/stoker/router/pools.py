@@ -90,7 +90,7 @@ class Target:
     @property
     def siblings(self) -> frozenset[str]:
         """The ids of all targets that this one's engine serves, its own among them: they live and die together."""
-        return frozenset(target_ids(self.record))
+        return frozenset((self.id,)) if self.rank is None else frozenset(target_ids(self.record))
 
     @property
     def url(self) -> str:

@@ -238,7 +238,8 @@ def _explained(weighed: Weighed, fleet: Fleet) -> Explanation:
         return columns, _ranks(weighed, ring)
 
     weights = (weighed.cost, weighed.load, weighed.weight)
-    return Explanation(panel.ids, weights, partial(_bound, weighed, fleet.config), evidence)
+    config = fleet.config
+    return Explanation(panel.ids, weights, config.floor_tokens, partial(_bound, weighed, config), evidence)
 
 
 def _round_robin(request: Request, fleet: Fleet, panel: Panel) -> Decision:

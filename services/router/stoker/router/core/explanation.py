@@ -17,22 +17,24 @@ ALIKE_DIGITS = 3
 class Explanation(Sequence[Candidate]):
     """The candidates, best first. Few decisions are looked at: it keeps columns until somebody asks."""
 
-    __slots__ = ("_bound", "_evidence", "_ids", "_weights")
+    __slots__ = ("_bound", "_evidence", "_floor", "_ids", "_weights")
 
     def __init__(
         self,
         ids: tuple[str, ...],
         weights: tuple[Floats, Floats, Floats],
+        floor: float,
         bound: Callable[[], Floats],
         evidence: Callable[[], tuple[tuple[Floats, ...], Mapping[int, int]]],
     ) -> None:
         """`weights` are the fields `cost`, `load` and `weight` of Candidate, by row.
 
-        `bound` makes that one; `evidence` those from `exact` to `trust`, and the places on the ring by row. Both
-        must hold all that they need as it was.
+        No bound is below `floor`, in tokens. `bound` makes that one; `evidence` those from `exact` to `trust`, and
+        the places on the ring by row. Both must hold all that they need as it was.
         """
         self._ids = ids
         self._weights = weights
+        self._floor = floor
         self._bound = bound
         self._evidence = evidence
 
@@ -62,7 +64,10 @@ class Explanation(Sequence[Candidate]):
     def cheapest(self, count: int) -> list[str]:
         """Return the first few ids of those that were open, by cost alone: cheaper than telling all."""
         cost, load, weight = self._weights
-        opened = (load + weight <= self._bound()).nonzero()[0]
+        tokens = load + weight
+        if tokens.max() <= self._floor:
+            return [self._ids[row] for row in cost.argsort(kind="stable")[:count].tolist()]
+        opened = (tokens <= self._bound()).nonzero()[0]
         ranked = opened[cost[opened].argsort(kind="stable")[:count]]
         return [self._ids[row] for row in ranked.tolist()]
 

@@ -124,9 +124,10 @@ class Checks:
         return frozenset(name for name, target in plan.pool.targets.items() if self._known(target) not in only)
 
     def _known(self, target: Target) -> str | None:
-        with contextlib.suppress(StokerError):
+        try:
             return self._addresses.known(target.url)
-        return None
+        except StokerError:
+            return None
 
     def _refused(self, check: _Check, error: Exception) -> Answer:
         if not isinstance(error, StokerError):
@@ -201,7 +202,7 @@ class Checks:
         most = self._limits.retries if self._router.budget.left else 0
         spares: list[Target] = []
         for target in self._router.others(decided, most):
-            if target.headers != decided.target.headers:
+            if target.rank != decided.target.rank:
                 continue  # Envoy says the same to whichever it asks
             # One that would have to be looked up is left out; it is known once something has gone there.
             address = self._known(target)
