@@ -64,6 +64,7 @@ def launch_request(
     env: Mapping[str, str] | None = None,
     gang: Gang | None = None,
     name: str = "tiny",
+    data_parallel: int = 1,
 ) -> LaunchRequest:
     """A request with free ports and a log in `directory`."""
     http, events, replay = free_port(), free_port(), free_port()
@@ -77,6 +78,7 @@ def launch_request(
         engine_args=tuple(args),
         env=env or {},
         gang=gang,
+        data_parallel=data_parallel,
     )
 
 
@@ -111,10 +113,11 @@ async def running_engine(
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     start_s: float = 150.0,
+    data_parallel: int = 1,
 ) -> AsyncIterator[RunningEngine]:
     """An engine of a kind (`sim` or `vllm`) that serves; its log is shown if it does not come up."""
     engine = ENGINES[kind]
-    request = launch_request(directory, model=model, args=args, env=env)
+    request = launch_request(directory, model=model, args=args, env=env, data_parallel=data_parallel)
     process = await spawn(engine, request)
     try:
         async with aiohttp.ClientSession() as session:

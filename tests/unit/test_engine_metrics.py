@@ -28,8 +28,8 @@ vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"} 2.0
 vllm:time_to_first_token_seconds_count{engine="1",model_name="tiny"} 1.0
 vllm:time_to_first_token_seconds_sum{engine="0",model_name="tiny"} 1.5
 vllm:time_to_first_token_seconds_sum{engine="1",model_name="tiny"} 0.25
-vllm:cache_config_info{block_size="32",cache_dtype="auto",enable_prefix_caching="True",num_gpu_blocks="300"} 1.0
-vllm:cache_config_info{block_size="32",cache_dtype="auto",enable_prefix_caching="True",num_gpu_blocks="200"} 1.0
+vllm:cache_config_info{block_size="32",cache_dtype="auto",enable_prefix_caching="True",num_gpu_blocks="500"} 1.0
+vllm:cache_config_info{block_size="32",cache_dtype="auto",enable_prefix_caching="True",num_gpu_blocks="500"} 1.0
 http_requests_total{handler="/v1/models"} 9.0
 """
 
@@ -58,7 +58,7 @@ def test_what_is_missing_is_unknown_not_zero() -> None:
 def test_cache_constants() -> None:
     assert metrics.cache_config(metrics.parse(PAGE)) == CacheConfig(32, 500, "auto", True)
     assert metrics.cache_config(metrics.parse("")) == CacheConfig()
-    without = PAGE.replace('num_gpu_blocks="200"', 'num_gpu_blocks="None"')
+    without = PAGE.replace('num_gpu_blocks="500"', 'num_gpu_blocks="None"')
     assert metrics.cache_config(metrics.parse(without)).blocks is None
 
 

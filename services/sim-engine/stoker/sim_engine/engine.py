@@ -122,7 +122,7 @@ class SimEngine:
                 "block_size": self.config.block_size,
                 "cache_dtype": "auto",
                 "enable_prefix_caching": self.config.prefix_caching,
-                "num_gpu_blocks": self.config.blocks,
+                "num_gpu_blocks": self.config.blocks * self.config.data_parallel,
             },
         )
 

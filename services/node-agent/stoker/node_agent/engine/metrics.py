@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stoker.node_agent.engine.protocol import EngineLoad, Histogram
@@ -92,7 +91,7 @@ class CacheConfig:
 
     block_size: int | None = None
     blocks: int | None = None
-    """Over all data-parallel ranks."""
+    """Over all data-parallel ranks: each of them tells the sum."""
     dtype: str | None = None
     prefix_caching: bool | None = None
 
@@ -102,19 +101,13 @@ def cache_config(samples: Samples) -> CacheConfig:
     infos = [labels for labels, _ in samples.by_name.get("vllm:cache_config_info", ())]
     if not infos:
         return CacheConfig()
-    blocks = [_integer(info.get("num_gpu_blocks")) for info in infos]
     caching = infos[0].get("enable_prefix_caching")
     return CacheConfig(
         block_size=_integer(infos[0].get("block_size")),
-        blocks=_sum(blocks),
+        blocks=_integer(infos[0].get("num_gpu_blocks")),
         dtype=infos[0].get("cache_dtype"),
         prefix_caching=None if caching is None else caching == "True",
     )
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = list(values)
-    return None if None in known else sum(value for value in known if value is not None)
 
 
 def _integer(text: str | None) -> int | None:
