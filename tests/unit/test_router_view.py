@@ -253,3 +253,35 @@ def test_what_other_routers_sent_is_believed_for_this_life_of_the_replica_only()
     ]
     view.dispatched(told, 1.0)
     assert fleet.speculation.extend([1, 2, 3, 4], {"a": 1}) == {"a": 3}
+
+
+def test_a_new_life_begins_when_it_is_seen_to_become_ready() -> None:
+    def ready_at(name: str) -> float | None:
+        return view.pools["tiny"].fleet.replicas[name].ready_at
+
+    def told(record: records_pb2.Replica, now: float) -> None:
+        view.records(registry_pb2.Records(replicas=[record]), now=now)
+
+    old, new = replica("old", "http://old"), replica("new", "http://new")
+    view = view_of(old)
+    assert ready_at("old") is None, "it may have served for days"
+    new.state = records_pb2.STATE_STARTING
+    told(new, 5.0)
+    assert ready_at("new") is None
+    new.state = records_pb2.STATE_READY
+    told(new, 9.0)
+    told(new, 12.0)
+    assert ready_at("new") == 9.0
+    view.reached(view.targets["new"], False)
+    view.reached(view.targets["new"], True)
+    assert ready_at("new") == 9.0, "out of reach for a moment is not cold"
+    old.epoch += 1
+    told(old, 20.0)
+    assert ready_at("old") == 20.0
+
+
+@pytest.mark.parametrize("rate", [float("inf"), float("nan"), -3.0, 0.0])
+def test_a_prefill_rate_that_is_none_is_unknown(rate: float) -> None:
+    view = view_of(replica("a", "http://a"))
+    view.load([registry_pb2.ReplicaLoad(replica_id="a", epoch=1, prefill_tokens_per_s=rate)], 1.0)
+    assert view.targets["a"].prefill_rate is None

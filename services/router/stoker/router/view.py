@@ -7,6 +7,7 @@ removal, a newer epoch or this router's own checks take something away.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -220,7 +221,7 @@ class View:
     def _load(self, target: Target, load: registry_pb2.ReplicaLoad | registry_pb2.RankLoad, seen_at: float) -> None:
         if target.pool is None:
             return
-        if load.HasField("prefill_tokens_per_s") and load.prefill_tokens_per_s > 0:
+        if load.HasField("prefill_tokens_per_s") and 0 < load.prefill_tokens_per_s < math.inf:
             target.prefill_rate = load.prefill_tokens_per_s
             target.pool.announce(target)
         if load.HasField("queued_prefill_tokens"):
