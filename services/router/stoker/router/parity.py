@@ -17,7 +17,7 @@ from stoker.common.backoff import Backoff
 from stoker.common.errors import StokerError
 from stoker.router import metrics
 from stoker.router.plan import tokens_of
-from stoker.router.pools import OK, Target
+from stoker.router.pools import OK, PENDING, Target
 from stoker.router.prompt import CHAT, COMPLETIONS, Asked, read
 from stoker.router.render import NotRendered
 from stoker.router.tokenizer_store import TokenizerStore
@@ -61,7 +61,16 @@ CANARIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"messages": _MESSAGES, "add_generation_prompt": True}),
     "chat with tools": (CHAT, {"messages": _CALLED, "tools": _TOOLS, "add_generation_prompt": True}),
 }
-_GAUGE = {OK: 1, "pending": 0}
+_GAUGE = {OK: 1, PENDING: 0}
+
+
+_Life = tuple[Target, int, str, str]
+
+
+def _life(target: Target) -> _Life:
+    """What a verdict holds for."""
+    engine = target.record.engine
+    return target, target.record.epoch, engine.http_url, engine.tokenizer_sha256
 
 
 class ParityProbe:
@@ -73,7 +82,7 @@ class ParityProbe:
         self._tokenizers = tokenizers
         self._rng = rng
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._probed: dict[str, tuple[int, str]] = {}
+        self._probed: dict[str, _Life] = {}
 
     def sync(self) -> None:
         """Probe what is ready and not probed yet in this epoch; forget what is gone."""
@@ -82,12 +91,15 @@ class ParityProbe:
             self._tasks.pop(gone).cancel()
             metrics.PARITY.remove(gone)
         for target in self._view.targets.values():
-            life = (target.record.epoch, target.record.engine.tokenizer_sha256)
-            if target.pool is None or not target.ready or self._probed.get(target.id) == life:
+            life, old = _life(target), self._tasks.get(target.id)
+            if target.pool is None or not target.ready:
+                continue
+            # A verdict can be void though the life is the same: an agent that adopts its engine tells it anew.
+            void = target.parity == PENDING and old is not None and old.done()
+            if self._probed.get(target.id) == life and not void:
                 continue
             self._probed[target.id] = life
             metrics.PARITY.labels(target.id).set(0)
-            old = self._tasks.pop(target.id, None)
             if old is not None:
                 old.cancel()
             self._tasks[target.id] = asyncio.create_task(self._until_known(target, life))
@@ -98,9 +110,9 @@ class ParityProbe:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _until_known(self, target: Target, life: tuple[int, str]) -> None:
+    async def _until_known(self, target: Target, life: _Life) -> None:
         attempt = 0
-        while target.pool is not None and (target.record.epoch, target.record.engine.tokenizer_sha256) == life:
+        while target.pool is not None and _life(target) == life:
             self._tokenizers.want(target)
             verdict = await self._probe(target)
             if verdict is not None:
