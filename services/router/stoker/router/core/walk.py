@@ -1,7 +1,8 @@
 """How far each replica gets along the keys of a prompt, all replicas at once.
 
 Replicas are bits of a mask. Along a prefix the same mask recurs, so the keys are grouped by it, which runs in C;
-Python is needed only where the mask changes.
+Python is needed only where the mask changes. Caches let go of a prefix from its end: whoever holds the last of many
+keys is taken to hold all of them, so that a long prompt costs what happens along it, and not its length.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from stoker.router.core.seats import Floats, bits_of, members
 Runs = list[tuple[int, int]]
 """(depth, mask), depths rising and masks shrinking: who is in a mask holds at least the first `depth` keys."""
 
-_CHUNK = 64  # with several sources, a run is looked at to its end: not further than this
+_CHUNK = 64  # so many keys are passed over by their last; a run is looked at to its end, not further than this
 _FEW = 12  # of so few bits, a loop is faster than unpacking a column
 _TRANSLATED_LIMIT = 65_536
 
@@ -97,9 +98,9 @@ def walk(keys: Sequence[int], alive: int, sources: Sequence[Source], known: Runs
 def _falls(keys: list[int], start: int, end: int, alive: int, sources: Sequence[Source]) -> Iterator[tuple[int, int]]:
     """Yield each position between `start` and `end` that not all of `alive` hold, and who is left then."""
     source, *others = sources
-    step = _CHUNK if others else len(keys)
     while alive and start < end:
-        stop = min(start + step, end)
+        start = passed(keys, start, end, alive, lambda key: _held(sources, key))
+        stop = min(start + _CHUNK, end)
         coming = iter(keys[start:stop])  # a run's first key has been taken from it when the run comes
         for mask, run in groupby(map(source.get, coming)):
             lacking = alive & ~source.seen(mask)
@@ -127,14 +128,25 @@ def _falls_of_one(
 ) -> Iterator[tuple[int, int]]:
     """The same for a single source, which needs no looking back: what nearly every walk comes to."""
     get = sources[0].get
-    coming = iter(keys[start:end])
-    for mask, _ in groupby(map(get, coming)):
-        left = alive & mask if mask else 0
-        if left != alive:
-            alive = left
-            yield end - length_hint(coming) - 1, alive
-            if not alive:
-                return
+    while start < end:
+        start = passed(keys, start, end, alive, get)
+        stop = min(start + _CHUNK, end)
+        coming = iter(keys[start:stop])
+        for mask, _ in groupby(map(get, coming)):
+            left = alive & mask if mask else 0
+            if left != alive:
+                alive = left
+                yield stop - length_hint(coming) - 1, alive
+                if not alive:
+                    return
+        start = stop
+
+
+def passed(keys: list[int], start: int, end: int, alive: int, held: Callable[[int], int | None]) -> int:
+    """Return where the first keys begin of which not all of `alive` hold the last, or that are few."""
+    while end - start >= _CHUNK and not alive & ~(held(keys[start + _CHUNK - 1]) or 0):
+        start += _CHUNK
+    return start
 
 
 def _held(sources: Sequence[Source], key: int) -> int:
