@@ -126,9 +126,18 @@ async def test_a_node_that_dies_after_the_first_token_leaves_what_it_said(fleet:
         assert broken.value.reason == "UNAVAILABLE"
 
 
-async def test_without_any_node_the_error_says_so_in_time(fleet: Fleet) -> None:
+async def test_without_any_node_the_router_relays(fleet: Fleet) -> None:
     for agent in fleet.agents:
         agent.kill()
+    async with client_of(fleet) as client:
+        served = (await client.generate("tiny", LONG[:64], max_tokens=1)).served
+        assert served.relayed, "straight to an engine, which outlives its agent"
+
+
+async def test_without_any_engine_the_error_says_so_in_time(fleet: Fleet) -> None:
+    for agent in fleet.agents:
+        agent.kill()
+        agent.end_engines()
     async with client_of(fleet) as client, asyncio.timeout(15):
         with pytest.raises(Unavailable):
             await client.generate("tiny", LONG[:64], max_tokens=1)
