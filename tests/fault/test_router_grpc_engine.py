@@ -110,6 +110,18 @@ async def test_what_the_engine_refuses_is_the_callers_own_and_names_the_field() 
         assert app.view.pools["tiny"].fleet.health.quiet
 
 
+@pytest.mark.parametrize("request_id", ["a\r\nX-Other: b", "a\nb", "é", "a\0b", "a b\x7f"])
+async def test_a_request_id_that_no_header_can_hold_is_its_callers_fault_alone(request_id: str) -> None:
+    async with asked(token("one"), USAGE) as (app, stub):
+        odd = inference_pb2.GenerateRequest(model="tiny", text="x", request_id=request_id)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.Generate(odd, timeout=20).read()
+        error = rpc.error_from(failed.value)
+        assert (error.code, error.fields[0].field) == (Code.INVALID_ARGUMENT, "request_id")
+        assert app.view.pools["tiny"].fleet.health.quiet
+        assert app.view.pools["tiny"].fleet.load.in_flight == 0
+
+
 async def test_a_reader_who_stands_still_lets_the_engine_go() -> None:
     async with asked(then="endless", settings=("limits.idle_s=0.3",)) as (app, stub):
         call = stub.Generate(REQUEST)

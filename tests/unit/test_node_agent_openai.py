@@ -105,6 +105,31 @@ def test_extra_fields_go_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 1_000_000},
+        {"max_completion_tokens": 1_000_000},
+        {"n": 1000},
+        {"best_of": 1000},
+        {"cache_salt": "another tenant's"},
+        {"priority": -1000},
+        {"truncate_prompt_tokens": 5},
+        {"tools": []},
+        {"chat_template": "{{ 1 }}"},
+        {"add_generation_prompt": False},
+        {"structured_outputs": {}},
+        {"logit_bias": {}},
+    ],
+)
+def test_what_has_a_field_or_a_bound_is_not_to_be_set_by_the_back_door(fields: dict[str, Any]) -> None:
+    extra = json_format.ParseDict(fields, struct_pb2.Struct())
+    for asked in (request(extra=extra), request(chat=chat(), extra=extra)):
+        with pytest.raises(InvalidRequest) as caught:
+            body(asked, max_output=50, max_n=4)
+        assert caught.value.fields[0].field == f"extra.{next(iter(fields))}"
+
+
+@pytest.mark.parametrize(
     ("form", "sent"),
     [
         (pb.StructuredOutput(json_schema='{"type":"object"}'), {"json": '{"type":"object"}'}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any, cast
 
 from stoker.router import core
@@ -38,6 +39,18 @@ def test_the_longest_unused_goes_first_and_the_bound_holds() -> None:
     assert find(recall, "completions", b"b" * 100) is None
     assert {name for name in "abcd" if find(recall, "completions", name.encode() * 100)} == {"a", "c", "d"}
     assert len(recall) == 3
+
+
+def test_many_short_bodies_take_no_more_memory_than_the_bound_says() -> None:
+    recall = Recall(limit=16 * 1024 * 1024)
+    tracemalloc.start()
+    try:
+        for number in range(60_000):
+            recall.note("completions", known(b"%09d" % number, keys=0))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 16 * 1024 * 1024
 
 
 def test_noting_a_body_again_takes_no_more_room() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.api.inference.v1 import inference_pb2
@@ -127,8 +128,17 @@ def test_a_ticket_opens_each_of_its_places_once(gate: Gate) -> None:
         gate.check(shown(TICKET), "tiny-0", 7)
     assert used.value.reason == "TICKET_USED"
     assert gate.check(shown(TICKET), "tiny-2", 9) == TICKET, "at another place of the pick"
-    rank = (*shown(TICKET), ("x-data-parallel-rank", "1"))
-    assert gate.check(rank, "tiny-0", 7) == TICKET, "at another rank of the replica"
+
+
+def test_a_ticket_opens_a_replica_as_often_as_it_names_a_rank_of_it(gate: Gate) -> None:
+    ticket = msgspec.structs.replace(TICKET, places=(("tiny-0", 7), ("tiny-2", 9), ("tiny-0", 7)))
+    for rank in ("0", "1"):
+        assert gate.check((*shown(ticket), ("x-data-parallel-rank", rank)), "tiny-0", 7) == ticket
+    for rank in ("2", "01", "whatever"):
+        with pytest.raises(TicketRefused) as used:
+            gate.check((*shown(ticket), ("x-data-parallel-rank", rank)), "tiny-0", 7)
+        assert used.value.reason == "TICKET_USED"
+    assert gate.check(shown(ticket), "tiny-2", 9) == ticket
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 _RESERVED = {"model", "prompt", "messages", "stream", "stream_options"}
-"""What `extra` may not set: the relay depends on it."""
+"""The relay depends on these."""
 _MAX_STOPS = 64
 
 _SCALARS = (
@@ -25,6 +25,13 @@ _SCALARS = (
     "add_special_tokens", "echo",
 )  # fmt: skip
 _LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
+
+_OWN = frozenset({
+    *_RESERVED, *_SCALARS, *_LISTS, "logit_bias", "logprobs", "top_logprobs", "max_completion_tokens", "best_of",
+    "structured_outputs", "cache_salt", "priority", "return_token_ids", "tools", "tool_choice", "parallel_tool_calls",
+    "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+})  # fmt: skip
+"""What `extra` may not set: a bound would not hold, or a ticket, or routing would read another prompt."""
 
 _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
     "max_tokens": (lambda v: v >= 1, "must be at least 1"),
@@ -212,7 +219,7 @@ def _structured(form: inference_pb2.StructuredOutput) -> dict[str, Any]:
 
 def _extra(extra: struct_pb2.Struct) -> dict[str, Any]:
     for name in extra.fields:
-        if name in _RESERVED:
+        if name in _OWN:
             raise InvalidRequest.field(f"extra.{name}", "cannot be set here; use the request's own field")
     # Looking up a message map would make the entry.
     if "vllm_xargs" in extra.fields and "kv_cache_report_mode" in extra.fields["vllm_xargs"].struct_value.fields:

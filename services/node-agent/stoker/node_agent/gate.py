@@ -12,7 +12,6 @@ from stoker.node_agent import telemetry
 from stoker.node_agent.config import TicketsConfig
 from stoker.node_agent.core.used import UsedTickets
 
-RANK_HEADER = "x-data-parallel-rank"
 Metadata = Iterable[tuple[str, str | bytes]] | None
 
 
@@ -42,7 +41,7 @@ class Gate:
         return ticket
 
     def _checked(self, metadata: Metadata, replica_id: str, epoch: int) -> Ticket | None:
-        text, rank = _shown(metadata)
+        text = next((value for name, value in metadata or () if name == HEADER and isinstance(value, str)), "")
         keys = self._file.keys
         if keys is None or (not text and not self._config.required):
             return None
@@ -55,7 +54,7 @@ class Gate:
         ticket = keys.read(text, now, self._config.skew_s)
         if ticket.is_pass:
             return ticket
-        epochs = {at for name, at in ticket.places if name == replica_id}
+        epochs = [at for name, at in ticket.places if name == replica_id]
         if not epochs:
             raise TicketRefused(
                 f"the ticket is not for replica {replica_id}; set replica_id to that of a place of the pick",
@@ -67,15 +66,11 @@ class Gate:
                 reason="TICKET_STALE",
             )
         until = ticket.expires + self._config.skew_s
-        if not self._used.use(ticket.nonce + replica_id.encode() + rank.encode(), until, now):
+        # A pick may name several ranks of one replica; which of them a request says it is for proves nothing.
+        uses = (b"%b%b@%d" % (ticket.nonce, replica_id.encode(), number) for number in range(len(epochs)))
+        if not any(self._used.use(name, until, now) for name in uses):
             raise TicketRefused("the ticket was used before; it is for one request: pick again", reason="TICKET_USED")
         return ticket
-
-
-def _shown(metadata: Metadata) -> tuple[str, str]:
-    """The ticket, and the rank that is meant: a pick may name several ranks of one replica."""
-    shown = {name: value for name, value in metadata or () if isinstance(value, str)}
-    return shown.get(HEADER, ""), shown.get(RANK_HEADER, "")
 
 
 def hold_to(ticket: Ticket | None, request: inference_pb2.GenerateRequest) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
 
@@ -22,7 +21,7 @@ from stoker.router.continuation import Continuations, Course
 from stoker.router.decisions import Decided, told
 from stoker.router.grpc_continuation import Silent, carried, fields_of
 from stoker.router.grpc_engine import EngineCall
-from stoker.router.grpc_prompt import of_embed, of_generate, of_tokenize
+from stoker.router.grpc_prompt import of_embed, of_generate, of_tokenize, request_id_of
 from stoker.router.plan import Plan
 from stoker.router.pools import Pool, Target, replicas_of
 from stoker.router.prompt import Asked
@@ -105,8 +104,8 @@ class InferenceServer:
     async def generate(self, raw: bytes, context: Context) -> AsyncIterator[bytes]:
         """Stream a generation from the replica that the router chooses."""
         request = _parse(inference_pb2.GenerateRequest, raw)
-        request.request_id = request.request_id[:128] or secrets.token_hex(16)
         with _accounted("grpc_generate") as account, self._router.admit():
+            request.request_id = request_id_of(request.request_id)
             asked = of_generate(request, raw)
             plan = await self._plan(asked, context)
             answer = self._continuations.begin(asked, plan, fields_of(request), plan.pool.max_output_tokens)
@@ -205,8 +204,8 @@ class InferenceServer:
         return await self._unary("Tokenize", request, of_tokenize(request, raw), context, "")
 
     async def _unary(self, method: str, request: _Placed, asked: Asked, context: Context, request_id: str) -> bytes:
-        request_id = request_id[:128] or secrets.token_hex(16)
         with _accounted(f"grpc_{method.lower()}") as account, self._router.admit():
+            request_id = request_id_of(request_id)
             plan = await self._plan(asked, context)
             tried: frozenset[str] = frozenset()
             since = self._router.clock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from google.protobuf import json_format, struct_pb2
@@ -14,6 +15,13 @@ from stoker.router.prompt import CHAT, COMPLETIONS, Asked, Prompt, keyed, tokeni
 from stoker.router.render import Conversation
 
 _MEDIA = ("image_url", "audio_url", "video_url")
+
+
+def request_id_of(given: str) -> str:
+    """The id that a caller gave its request, or a new one. Raises InvalidRequest for what no header can hold."""
+    if not given.isprintable() or not given.isascii():
+        raise InvalidRequest.field("request_id", "must be printable ASCII characters, of which the first 128 count")
+    return given[:128] or secrets.token_hex(16)
 
 
 def of_generate(request: inference_pb2.GenerateRequest, raw: bytes) -> Asked:

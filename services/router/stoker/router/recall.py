@@ -14,6 +14,8 @@ _REMEMBERED_BYTES = 64 * 1024 * 1024
 _LONGEST_BYTES = 1024 * 1024
 """Longer ones take longer to recognize than a request should hold up others."""
 _KEY_BYTES = 40
+_ENTRY_BYTES = 1024
+"""Of what is kept beside the body and the keys, by measurement, rounded up: most bodies are no longer."""
 _KEPT_S = 300.0
 """Templates may show the date: what was rendered is not the prompt for ever."""
 
@@ -36,7 +38,7 @@ class Known:
     @property
     def size(self) -> int:
         """Bytes that it takes."""
-        return len(self.body) + _KEY_BYTES * len(self.plan.request.keys)
+        return _ENTRY_BYTES + len(self.body) + _KEY_BYTES * len(self.plan.request.keys)
 
 
 class Recall:

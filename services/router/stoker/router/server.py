@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import grpc
@@ -11,7 +10,7 @@ from stoker.api.router.v1 import router_pb2, router_pb2_grpc
 from stoker.common.errors import InvalidRequest, NotFound
 from stoker.router import core
 from stoker.router.decisions import Remembered
-from stoker.router.grpc_prompt import of_generate, of_tokenized
+from stoker.router.grpc_prompt import of_generate, of_tokenized, request_id_of
 from stoker.router.picking.picker import Picked, Picker
 from stoker.router.picking.picks import Event
 from stoker.router.pools import Target
@@ -88,7 +87,7 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
         picked = self._picker.pick(
             asked,
             self._router.tenants.caller(metadata, asked.priority),
-            request_id[:128] or secrets.token_hex(16),
+            request_id_of(request_id),
             policy=metadata.get("x-stoker-policy", ""),
             wait_s=request.max_wait_ms / 1000 if request.HasField("max_wait_ms") else None,
             alternatives=request.alternatives if request.HasField("alternatives") else None,
