@@ -266,6 +266,13 @@ async def test_pick_over_http_in_both_forms(site: Site) -> None:
         ("/pick", b"\xff", "application/msgpack", 400, "invalid_request"),
         ("/pick", msgspec.msgpack.encode({"model": "tiny"}), "application/msgpack", 400, "invalid_request"),
         ("/picks", b'[{"pick_id": "x", "event": "exploded"}]', "application/json", 400, "invalid_request"),
+        (
+            "/picks",
+            b'[{"pick_id": "x", "event": "moved", "place": %d}]' % 2**70,
+            "application/json",
+            400,
+            "invalid_request",
+        ),
         ("/else", b"", "application/json", 404, "not_found"),
     ],
 )

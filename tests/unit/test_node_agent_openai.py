@@ -156,6 +156,10 @@ def test_the_deployments_bound_holds_whether_asked_or_not() -> None:
         (request(text=""), "text"),
         (request(token_ids=pb.TokenIds()), "token_ids.ids"),
         (request(token_ids=pb.TokenIds(ids=range(10))), "token_ids.ids"),
+        (
+            request(token_ids=pb.TokenIds(ids=[1] * 1_000_001), sampling=pb.Sampling(truncate_prompt_tokens=1)),
+            "token_ids.ids",
+        ),
         (request(chat=pb.Chat()), "chat.messages"),
         (request(chat=chat(message("", "x"))), "chat.messages[0].role"),
         (request(chat=chat(tools=[pb.Tool()])), "chat.tools[0].name"),

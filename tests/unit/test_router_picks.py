@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +15,7 @@ from stoker.router.config import QueueConfig, TenantsConfig
 from stoker.router.core import LoadLedger, TenantLimits
 from stoker.router.grpc_prompt import of_tokenized
 from stoker.router.picking.picks import Event
+from stoker.router.server import RouterServer
 from stoker.router.tenants import Caller
 from tests.support.picking import SILENCE_S, UNHEARD_S, World, packed
 
@@ -71,6 +73,18 @@ async def test_an_end_releases_once(world: World, event: Event) -> None:
     for _ in range(2):
         world.picks.tell(picked.pick_id, event)
     world.picks.undo(picked.pick_id)
+    assert world.idle()
+
+
+async def test_reports_come_in_bounded_numbers(world: World) -> None:
+    picked = await world.pick()
+    server = RouterServer(world.router, world.picker)
+    told = router_pb2.PickReport(pick_id=picked.pick_id, event=router_pb2.PICK_EVENT_DROPPED)
+    with pytest.raises(InvalidRequest) as refused:
+        await server.ReportPicks(router_pb2.ReportPicksRequest(reports=[told] * 10_001), cast(Any, None))
+    assert refused.value.fields[0].field == "reports"
+    assert not world.idle()
+    await server.ReportPicks(router_pb2.ReportPicksRequest(reports=[told] * 10_000), cast(Any, None))
     assert world.idle()
 
 
@@ -198,6 +212,7 @@ async def test_keys_are_those_that_tokens_would_have_given(world: World) -> None
         ({"block_keys": b"", "prompt_tokens": 32, "block_size": 32}, "block_keys"),
         ({"block_keys": b"12345678", "prompt_tokens": 32, "block_size": 16}, "block_size"),
         ({"token_ids": packed(20_000)}, "input_tokens"),
+        ({"block_keys": bytes(8 * 1_000_001), "prompt_tokens": 20_000, "block_size": 32}, "block_keys"),
         ({"block_keys": b"12345678", "prompt_tokens": 20_000, "block_size": 32}, "input_tokens"),
     ],
 )

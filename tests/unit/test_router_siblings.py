@@ -83,6 +83,24 @@ async def test_what_waits_is_bounded(tmp_path: Path) -> None:
     assert len(one._waiting[1]) == 10_000
 
 
+async def test_what_waits_is_bounded_in_bytes(tmp_path: Path) -> None:
+    one = Siblings(tmp_path, 0, 2)
+    for _ in range(100):
+        one.tell_all("x", bytes(400_000))
+        one.tell_all("x", bytes(4_000_000))
+    waits = [len(said) for _, said in one._waiting[1]]
+    assert sum(waits) <= 16 * 1024 * 1024
+    assert set(waits) == {400_000}, "what is too long for the way is not kept"
+
+
+async def test_what_is_too_long_costs_nothing_but_itself(tmp_path: Path) -> None:
+    async with two(tmp_path) as (one, other, _, heard):
+        one.tell_all("x", b"first")
+        one.pass_on(other.nonce().hex(), "x", bytes(2_000_000))
+        one.tell_all("x", b"last")
+        await eventually(lambda: heard == [b"first", b"last"], "the other hears")
+
+
 async def test_alone_there_is_nobody_to_tell() -> None:
     alone = Siblings.alone()
     await alone.start()

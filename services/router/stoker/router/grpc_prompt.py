@@ -11,6 +11,7 @@ from stoker.api.inference.v1 import inference_pb2
 from stoker.api.router.v1 import router_pb2
 from stoker.common.blocks import unpack_keys
 from stoker.common.errors import InvalidRequest
+from stoker.openai.body import MOST_TOKEN_IDS
 from stoker.router.prompt import CHAT, COMPLETIONS, Asked, Prompt, keyed, tokenized
 from stoker.router.render import Conversation
 
@@ -94,6 +95,8 @@ def _prompt(kind: str, request: Any, common: dict[str, Any]) -> Prompt:
     if kind == "token_ids":
         if not request.token_ids.ids:
             raise InvalidRequest.field("token_ids.ids", "give at least one token")
+        if len(request.token_ids.ids) > MOST_TOKEN_IDS:
+            return Prompt(unreadable="many_values", **common)  # to be refused where it is sent
         return Prompt(token_ids=(list(request.token_ids.ids),), **common)
     chat = request.chat
     if not chat.messages:

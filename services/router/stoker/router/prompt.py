@@ -17,6 +17,8 @@ RESPONSES = "responses"
 EMBEDDINGS = "embeddings"
 TOKENIZE = "tokenize"
 
+_MOST_KEYS = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
@@ -44,6 +46,8 @@ def keyed(keys: Sequence[int], tokens: int, block_size: int) -> Tokenized:
     """A prompt by the keys of its full blocks. Raises InvalidRequest."""
     if not tokens:
         raise InvalidRequest.field("prompt_tokens", "say how many tokens the prompt has")
+    if len(keys) > _MOST_KEYS:
+        raise InvalidRequest.field("block_keys", f"holds {len(keys)} keys; no prompt has more than {_MOST_KEYS}")
     return Tokenized(keys=list(keys), tokens=tokens, block_size=block_size)
 
 

@@ -12,7 +12,7 @@ from stoker.router import core
 from stoker.router.decisions import Remembered
 from stoker.router.grpc_prompt import of_generate, of_tokenized, request_id_of
 from stoker.router.picking.picker import Picked, Picker
-from stoker.router.picking.picks import Event
+from stoker.router.picking.picks import MOST_REPORTS, Event
 from stoker.router.pools import Target
 from stoker.router.recollection import Recollection
 from stoker.router.routing import Router
@@ -118,6 +118,8 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.ReportPicksRequest, context: _Context
     ) -> router_pb2.ReportPicksResponse:
         """What became of picked requests."""
+        if len(request.reports) > MOST_REPORTS:
+            raise InvalidRequest.field("reports", f"{len(request.reports)} at once; send at most {MOST_REPORTS}")
         for report in request.reports:
             event = _EVENTS.get(report.event)
             if event is not None:

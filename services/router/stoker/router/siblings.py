@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,10 @@ import structlog
 log = structlog.get_logger(__name__)
 
 _MOST_WAITING = 10_000
+_MOST_WAITING_BYTES = 16 << 20
 _MOST_BYTES = 1 << 20
+_LONGEST_BYTES = _MOST_BYTES // 2 - 1024
+_MESSAGE_BYTES = 64  # of a message beside what it says
 _RETRY_S = 0.2
 
 Message = tuple[str, bytes]
@@ -29,6 +32,48 @@ Message = tuple[str, bytes]
 
 _decode = msgspec.msgpack.Decoder(list[Message]).decode
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class _Waiting:
+    """What one sibling is still to be told; the oldest goes where there is too much."""
+
+    def __init__(self) -> None:
+        self.something = asyncio.Event()
+        self._messages: deque[Message] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages)
+
+    def add(self, message: Message) -> None:
+        size = _size(message)
+        if size > _LONGEST_BYTES:
+            return
+        self._messages.append(message)
+        self._bytes += size
+        while len(self) > _MOST_WAITING or self._bytes > _MOST_WAITING_BYTES:
+            self._take()
+        self.something.set()
+
+    def batch(self) -> list[Message]:
+        """What goes next."""
+        batch, size = [], 0
+        while self._messages and size < _MOST_BYTES // 2:
+            batch.append(self._take())
+            size += _size(batch[-1])
+        return batch
+
+    def _take(self) -> Message:
+        message = self._messages.popleft()
+        self._bytes -= _size(message)
+        return message
+
+
+def _size(message: Message) -> int:
+    return _MESSAGE_BYTES + len(message[1])
 
 
 class Siblings:
@@ -40,10 +85,7 @@ class Siblings:
         self.count = count
         self._folder = folder
         self._heard: dict[str, Callable[[bytes], None]] = {}
-        self._waiting: dict[int, deque[Message]] = {
-            other: deque(maxlen=_MOST_WAITING) for other in range(count) if other != number
-        }
-        self._something = {other: asyncio.Event() for other in self._waiting}
+        self._waiting = {other: _Waiting() for other in range(count) if other != number}
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
         self._callers: set[asyncio.StreamWriter] = set()
@@ -72,12 +114,12 @@ class Siblings:
         except (ValueError, IndexError):
             return
         if owner in self._waiting:
-            self._tell(owner, (about, said))
+            self._waiting[owner].add((about, said))
 
     def tell_all(self, about: str, said: bytes) -> None:
         """Tell every other worker."""
-        for other in self._waiting:
-            self._tell(other, (about, said))
+        for waiting in self._waiting.values():
+            waiting.add((about, said))
 
     async def start(self) -> None:
         """Listen, and talk to those that listen."""
@@ -101,34 +143,24 @@ class Siblings:
     def _path(self, number: int) -> Path:
         return self._folder / f"{number}.sock"
 
-    def _tell(self, other: int, message: Message) -> None:
-        self._waiting[other].append(message)
-        self._something[other].set()
-
     async def _talk(self, other: int) -> None:
         while True:
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_unix_connection(self._path(other))
                 try:
-                    await self._say_all(other, writer)
+                    await self._say_all(self._waiting[other], writer)
                 finally:
                     writer.close()
             await asyncio.sleep(_RETRY_S)
 
-    async def _say_all(self, other: int, writer: asyncio.StreamWriter) -> None:
-        waiting, something = self._waiting[other], self._something[other]
+    async def _say_all(self, waiting: _Waiting, writer: asyncio.StreamWriter) -> None:
         while True:
-            await something.wait()
-            something.clear()
-            while waiting:
-                batch, size = [], 0
-                while waiting and size < _MOST_BYTES // 2:
-                    batch.append(waiting.popleft())
-                    size += len(batch[-1][1])
+            while batch := waiting.batch():
                 packed = _encode(batch)
-                if len(packed) <= _MOST_BYTES:
-                    writer.write(len(packed).to_bytes(4, "big") + packed)
-                    await writer.drain()
+                writer.write(len(packed).to_bytes(4, "big") + packed)
+                await writer.drain()
+            waiting.something.clear()
+            await waiting.something.wait()
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._callers.add(writer)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from stoker.common.blocks import unpack_keys
 from stoker.common.errors import InvalidRequest, NotFound, StokerError
@@ -24,7 +25,7 @@ from stoker.router.http import internal_error, request_id_of, seconds_allowed
 from stoker.router.listening import listen
 from stoker.router.openai_errors import MethodNotAllowed
 from stoker.router.picking.picker import Picked, Picker
-from stoker.router.picking.picks import API, Event
+from stoker.router.picking.picks import API, MOST_REPORTS, Event
 from stoker.router.prompt import CHAT, COMPLETIONS, Asked, Prompt, keyed, read, tokenized
 from stoker.router.routing import Router
 
@@ -32,7 +33,6 @@ WAIT_HEADER = "x-stoker-max-wait"
 _MSGPACK = "application/msgpack"
 _JSON = {"content-type": "application/json"}
 _SPARE_CONNECTIONS = 256
-_MOST_REPORTS = 10_000
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Told(msgspec.Struct, frozen=True):
 
     pick_id: str
     event: Event
-    place: int = 0
+    place: Annotated[int, Meta(ge=0, le=255)] = 0
     fault: bool = False
 
 
@@ -176,8 +176,8 @@ class PickEndpoint:
     def _report(self, ask: Ask) -> Answer:
         packed = ask.headers.get("content-type") == _MSGPACK
         events = _decoded(_told[packed], ask.body)
-        if len(events) > _MOST_REPORTS:
-            raise InvalidRequest(f"{len(events)} reports at once; send at most {_MOST_REPORTS}")
+        if len(events) > MOST_REPORTS:
+            raise InvalidRequest(f"{len(events)} reports at once; send at most {MOST_REPORTS}")
         for told in events:
             self._picker.picks.tell(told.pick_id, told.event, told.place, fault=told.fault)
         return Answer(200, _JSON, b"{}")

@@ -13,6 +13,8 @@ from stoker.router.routing import Admission, Flight, Router
 from stoker.router.siblings import Siblings
 
 API = "pick"
+MOST_REPORTS = 10_000
+"""In one call."""
 
 
 class Event(Enum):
