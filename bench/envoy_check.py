@@ -25,7 +25,7 @@ from stoker.api.registry.v1 import registry_pb2
 from stoker.local.model import cached
 from stoker.router.app import RouterApp
 from stoker.router.envoy import access_log
-from stoker.router.envoy.protocol import CheckProtocol
+from stoker.router.envoy.protocol import Connection
 from tests.support.router import replica, running_router, tell, tokenizer_of
 
 _CONNECTIONS = 64
@@ -95,8 +95,8 @@ async def measure(size: int, batches: int, profile: bool) -> None:
     async with running_router(*_SETTINGS) as app:
         told(app)
         assert app.envoy is not None
-        flights, shared, pool = app.envoy.flights, app.envoy._connections, requests(size)
-        lines: list[tuple[CheckProtocol, Any]] = [(shared.protocol(), Wire()) for _ in range(_CONNECTIONS)]
+        flights, shared, pool = app.envoy.flights, app.envoy.port.connections, requests(size)
+        lines: list[tuple[Connection, Any]] = [(shared.protocol(), Wire()) for _ in range(_CONNECTIONS)]
         for line, wire in lines:
             line.connection_made(wire)
         spent = {"check": 0.0, "access log": 0.0}

@@ -46,7 +46,7 @@ class Site:
     def http(self) -> str:
         endpoint = self.fleet.router.pick_http
         assert endpoint is not None
-        return f"http://127.0.0.1:{endpoint.port}"
+        return f"http://127.0.0.1:{endpoint.number}"
 
     def idle(self) -> bool:
         app = self.fleet.router

@@ -27,7 +27,7 @@ _START_S = 30.0
 def as_it_listens(app: RouterApp, *settings: str) -> RouterConfig:
     """A router's settings with the ports that it has."""
     assert app.envoy is not None
-    ports = {"grpc": app.rpc.port, "http": app.http_port, "ext_authz": app.envoy.port}
+    ports = {"grpc": app.rpc.port, "http": app.http_port, "ext_authz": app.envoy.port.number}
     return load(RouterConfig, None, [*(f"listen.{name}=127.0.0.1:{port}" for name, port in ports.items()), *settings])
 
 

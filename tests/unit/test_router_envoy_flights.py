@@ -39,7 +39,7 @@ class Fake:
     def abandon(self) -> None:
         self.released += 1
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
         """As an admission, which lasts as long."""
 
 

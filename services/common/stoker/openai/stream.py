@@ -25,6 +25,13 @@ _FIELDS = {
 """Request fields by the engine's names, where they are not those of Sampling."""
 
 
+class SlowReader(StokerError):
+    """The caller did not read what was generated for it."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "SLOW_READER"
+
+
 class _TopLogprob(msgspec.Struct):
     token: str = ""
     logprob: float = 0.0

@@ -16,11 +16,11 @@ import msgspec
 import structlog
 
 from stoker.api.inference.v1 import inference_pb2
-from stoker.common.errors import Code, DeadlineExceeded, Exhausted, StokerError, Unavailable
+from stoker.common.errors import DeadlineExceeded, Exhausted, StokerError, Unavailable
 from stoker.common.http1 import Broken, Client, Exchange
 from stoker.node_agent import telemetry
 from stoker.node_agent.config import RelayConfig
-from stoker.openai.stream import EventStream, refusal
+from stoker.openai.stream import EventStream, SlowReader, refusal
 
 log = structlog.get_logger(__name__)
 
@@ -28,13 +28,6 @@ _MAX_ERROR_BODY = 1 << 20
 _WATCH_S = 0.5
 # An engine that has said it is done ends its response at once; one that does not loses its connection.
 _END_S = 0.1
-
-
-class SlowReader(StokerError):
-    """The caller did not read what was generated for it."""
-
-    code = Code.RESOURCE_EXHAUSTED
-    reason = "SLOW_READER"
 
 
 class InFlight:

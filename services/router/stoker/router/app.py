@@ -8,7 +8,6 @@ import os
 import random
 import secrets
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
@@ -23,13 +22,14 @@ from stoker.router import grpc_inference, metrics, server, workers
 from stoker.router.channels import Channels
 from stoker.router.checks import HealthChecks
 from stoker.router.config import RouterConfig
-from stoker.router.envoy.endpoint import EnvoyEndpoint, PickerEndpoint
+from stoker.router.envoy.endpoint import ExtAuthz, ExtProc
+from stoker.router.envoy.protocol import Port
 from stoker.router.grpc_inference import InferenceServer
 from stoker.router.http import OpenAIServer
 from stoker.router.http_server import HttpServer
 from stoker.router.listening import listen
 from stoker.router.parity import ParityProbe
-from stoker.router.picking.endpoint import PickEndpoint
+from stoker.router.picking.endpoint import PickRoutes
 from stoker.router.picking.picker import Picker
 from stoker.router.picking.picks import Picks
 from stoker.router.picking.signing import Signer
@@ -91,22 +91,17 @@ class RouterApp:
             announce=self._announcing.tell,
             recorder=self._recorder,
         )
-        self.checks = HealthChecks(self.view, self.engines, config.checks, rng, time.monotonic)
+        self.checks = HealthChecks(self.view, self.engines, config.checks, rng, self.router.clock)
         self.parity = ParityProbe(self.view, self.engines, self.tokenizers, rng)
         self._openai = OpenAIServer(self.router, self.engines, config.limits, self._siblings)
         signer = Signer(keys or KeyFile(config.tickets.keys), config.pick.ticket_s)
         self._own_pass = signer.own_pass
         self.picks = Picks(self.router, config.pick.ticket_s + _ON_ITS_WAY_S, config.pick.silence_s, self._siblings)
         self.picker = Picker(self.router, self.picks, signer, config.pick.alternatives, self._siblings)
-        self.pick_http: PickEndpoint | None = None
-        if config.listen.pick:
-            self.pick_http = PickEndpoint(config, self.router, self.picker, shared=self._shared)
-        self.envoy = EnvoyEndpoint(config, self.router, self._siblings) if config.listen.ext_authz else None
-        self.ext_proc = (
-            PickerEndpoint(config, self.router, secure, shared=self._shared) if config.listen.ext_proc else None
-        )
+        self.pick_http = self._pick_port() if config.listen.pick else None
+        self.envoy = ExtAuthz(config, self.router, self._siblings) if config.listen.ext_authz else None
+        self.ext_proc = ExtProc(config, self.router, secure, shared=self._shared) if config.listen.ext_proc else None
         self._tasks: list[asyncio.Task[None]] = []
-        self._serving = False
 
     async def start(self) -> None:
         """Listen, not ready. Raises StokerError when an address is taken."""
@@ -207,6 +202,17 @@ class RouterApp:
             await asyncio.to_thread(self._recorder.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _pick_port(self) -> Port:
+        return Port(
+            "listen.pick",
+            self.config.listen.pick,
+            PickRoutes(self.router, self.picker, self.config.limits).answer,
+            self.config.limits,
+            self.router.clock,
+            example="127.0.0.1:7382",
+            shared=self._shared,
+        )
+
     async def _listen(self) -> asyncio.Server:
         self._requests = HttpServer(
             self._openai.handle,
@@ -239,7 +245,7 @@ class RouterApp:
         if self.pick_http is not None:
             self.pick_http.sweep()
         self._requests.sweep()
-        self.router.confirmations.check(time.monotonic())
+        self.router.confirmations.check(self.router.clock())
         self._announcing.measure()
         metrics.IN_FLIGHT.set(self.router.in_flight)
         metrics.QUEUED.set(len(self.router.turns))

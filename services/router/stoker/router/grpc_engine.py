@@ -14,10 +14,10 @@ from collections.abc import Mapping
 import msgspec
 
 from stoker.api.inference.v1 import inference_pb2
-from stoker.common.errors import Code, DeadlineExceeded, StokerError, Unavailable
+from stoker.common.errors import DeadlineExceeded, Unavailable
 from stoker.common.http1 import Broken, Exchange
 from stoker.openai import body as openai_body
-from stoker.openai.stream import EventStream, refusal
+from stoker.openai.stream import EventStream, SlowReader, refusal
 from stoker.router.config import LimitsConfig
 from stoker.router.pools import Target
 from stoker.router.upstream import Engines
@@ -27,13 +27,6 @@ _MOST_ERROR_BYTES = 1 << 20
 _END_S = 0.1
 _STARTED = inference_pb2.GenerateResponse(started=inference_pb2.Started()).SerializeToString()
 _encode = msgspec.json.Encoder().encode
-
-
-class SlowReader(StokerError):
-    """The caller did not read what was generated for it."""
-
-    code = Code.RESOURCE_EXHAUSTED
-    reason = "SLOW_READER"
 
 
 class EngineCall:

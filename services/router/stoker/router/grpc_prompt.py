@@ -12,7 +12,7 @@ from stoker.api.router.v1 import router_pb2
 from stoker.common.blocks import unpack_keys
 from stoker.common.errors import InvalidRequest
 from stoker.openai.body import MOST_TOKEN_IDS
-from stoker.router.prompt import CHAT, COMPLETIONS, Asked, Prompt, keyed, tokenized
+from stoker.router.prompt import CHAT, COMPLETIONS, Asked, Prompt, asked_in_tokens, keyed, tokenized
 from stoker.router.render import Conversation
 
 _MEDIA = ("image_url", "audio_url", "video_url")
@@ -56,14 +56,15 @@ def of_tokenized(request: router_pb2.TokenizedPrompt) -> Asked:
             told = keyed(unpack_keys(request.block_keys), request.prompt_tokens, request.block_size)
         case _:
             raise InvalidRequest.field("tokenized.prompt", "give one of token_ids and block_keys")
-    prompt = Prompt(
-        b"",
-        tokenized=told,
+    return asked_in_tokens(
+        request.model,
+        told,
         max_output_tokens=request.max_tokens if request.HasField("max_tokens") else None,
-        choices=max(1, request.n),
+        choices=request.n,
         cache_salt=request.cache_salt,
+        session_id=request.session_id,
+        priority=request.priority,
     )
-    return Asked(COMPLETIONS, request.model, prompt, False, request.session_id, priority=request.priority)
 
 
 def of_embed(request: inference_pb2.EmbedRequest, raw: bytes) -> Asked:

@@ -95,6 +95,27 @@ class Asked:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
+def asked_in_tokens(
+    model: str,
+    prompt: Tokenized,
+    *,
+    max_output_tokens: int | None,
+    choices: int,
+    cache_salt: str,
+    session_id: str,
+    priority: int,
+) -> Asked:
+    """A request whose caller tokenized, to be picked for: its answer does not come this way."""
+    read = Prompt(
+        b"",
+        tokenized=prompt,
+        max_output_tokens=max_output_tokens,
+        choices=max(1, choices),
+        cache_salt=cache_salt,
+    )
+    return Asked(COMPLETIONS, model, read, False, session_id, priority)
+
+
 def read(api: str, body: Mapping[str, Any], raw: bytes) -> Asked:
     """Read an OpenAI body as `decode` left it. Raises InvalidRequest where routing is impossible; the rest is the
     engine's.

@@ -358,17 +358,25 @@ class Admission:
     def __init__(self, router: Router) -> None:
         self._router = router
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
+        """It is in the router; whoever says so ends it."""
         self._router.in_flight += 1
         self._router.idle.clear()
         self._router.budget.request()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self) -> None:
+        """It has left."""
         self._router.in_flight -= 1
         if not self._router.in_flight:
             self._router.idle.set()
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
 
 
 def _request(plan: Plan, tried: frozenset[str]) -> core.Request:

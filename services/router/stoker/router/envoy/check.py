@@ -98,7 +98,7 @@ class Checks:
             if flight is not None:
                 address = self._addresses.known(flight.decided.target.url)
                 if address is not None:
-                    admission.__enter__()
+                    admission.begin()
                     return self._answer(check, flight, admission, address)
                 flight.abandon()
         return self._later(check, plan)
@@ -189,7 +189,7 @@ class Checks:
             headers[TIMEOUT_HEADER] = str(max(1, int(1000 * left_s)))
         except BaseException:
             flight.abandon()
-            admission.__exit__(None, None, None)
+            admission.end()
             raise
         name = self._flights.open(
             flight, admission, check.api, stream=check.stream, request_id=check.request_id, spares=spares

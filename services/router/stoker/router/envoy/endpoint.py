@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -17,29 +16,31 @@ from stoker.router.envoy.addresses import Addresses
 from stoker.router.envoy.check import Checks
 from stoker.router.envoy.ext_proc import Bodies
 from stoker.router.envoy.flights import Flights
-from stoker.router.envoy.protocol import Connections
-from stoker.router.listening import listen
+from stoker.router.envoy.protocol import SPARE_CONNECTIONS, Port
 from stoker.router.routing import Router
 from stoker.router.siblings import Siblings
 from stoker.router.watching import every
 
 _SWEEP_S = 0.5
-_SPARE_CONNECTIONS = 256
-"""Beyond one a request in flight: those that get refused."""
 
 
-class EnvoyEndpoint:
+class ExtAuthz:
     """Answers the checks of an Envoy on a port of its own, and its access log on the router's gRPC port."""
 
     def __init__(self, config: RouterConfig, router: Router, siblings: Siblings) -> None:
         self._siblings = siblings
-        self._listen = config.listen.ext_authz
         self._view = router.view
-        self.flights = Flights(config.envoy.silence_s, time.monotonic, router.move, self._refused, siblings.nonce)
-        checks = Checks(router, self.flights, config.limits, Addresses(time.monotonic))
-        most = config.limits.max_in_flight + _SPARE_CONNECTIONS
-        self._connections = Connections(checks.decide, config.limits.max_body_bytes, most, time.monotonic)
-        self._server: asyncio.Server | None = None
+        self.flights = Flights(config.envoy.silence_s, router.clock, router.move, self._refused, siblings.nonce)
+        checks = Checks(router, self.flights, config.limits, Addresses(router.clock))
+        self.port = Port(
+            "listen.ext_authz",
+            config.listen.ext_authz,
+            checks.decide,
+            config.limits,
+            router.clock,
+            example="127.0.0.1:7381",
+            shared=siblings.count > 1,
+        )
         self._sweeping: asyncio.Task[None] | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -48,32 +49,18 @@ class EnvoyEndpoint:
 
     async def start(self) -> None:
         """Listen. Raises StokerError when the address is taken or none."""
-        self._server = await listen(
-            "listen.ext_authz",
-            self._listen,
-            self._connections.protocol,
-            example="127.0.0.1:7381",
-            shared=self._siblings.count > 1,
-        )
+        await self.port.start()
         self._sweeping = asyncio.create_task(
-            every(_SWEEP_S, self.flights.sweep, self._connections.sweep), name="envoy flights"
+            every(_SWEEP_S, self.flights.sweep, self.port.sweep), name="envoy flights"
         )
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        assert self._server is not None  # noqa: S101
-        return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Stop at once, and release all flights."""
-        if self._server is not None:
-            self._server.close()
+        self.port.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeping
-        self._connections.close()
         self.flights.close()
 
     def _refused(self, replica: str) -> None:
@@ -82,7 +69,7 @@ class EnvoyEndpoint:
             self._view.reached(target, False)
 
 
-class PickerEndpoint:
+class ExtProc:
     """Serves the endpoint-picker protocol on a gRPC port of its own."""
 
     def __init__(
@@ -94,11 +81,11 @@ class PickerEndpoint:
         self._secure = secure
         self._router = router
         # A stream that ends says so: nothing is ever silent.
-        self.flights = Flights(float("inf"), time.monotonic, router.move)
-        checks = Checks(router, self.flights, config.limits, Addresses(time.monotonic))
+        self.flights = Flights(float("inf"), router.clock, router.move)
+        checks = Checks(router, self.flights, config.limits, Addresses(router.clock))
         bodies = Bodies(config.limits.max_body_bytes)
-        self._picker = ext_proc.Picker(checks, self.flights, bodies, config.limits.request_s)
-        self._most = config.limits.max_in_flight + _SPARE_CONNECTIONS
+        self._processor = ext_proc.ExternalProcessor(checks, self.flights, bodies, config.limits.request_s)
+        self._most = config.limits.max_in_flight + SPARE_CONNECTIONS
         self._rpc: rpc.RpcServer | None = None
 
     async def start(self) -> None:
@@ -107,7 +94,7 @@ class PickerEndpoint:
         self._rpc = rpc.RpcServer.bind(
             self._listen, services, tls=self._secure, max_concurrent_rpcs=self._most, shared=self._shared
         )
-        self._picker.add_to(self._rpc.server)
+        self._processor.add_to(self._rpc.server)
         await self._rpc.start()
         await self._rpc.health.set(ext_proc.LIVENESS, health_pb2.HealthCheckResponse.SERVING)
 

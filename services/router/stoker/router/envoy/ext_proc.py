@@ -56,7 +56,7 @@ class Bodies:
         self.held += size
 
 
-class Picker:
+class ExternalProcessor:
     """Serves the protocol."""
 
     def __init__(self, checks: Checks, flights: Flights, bodies: Bodies, request_s: float) -> None:

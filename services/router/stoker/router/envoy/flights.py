@@ -57,7 +57,7 @@ class OpenFlight:
         """Count it no more."""
         if self.flight is not None:
             self.flight.abandon()
-        self.admission.__exit__(None, None, None)
+        self.admission.end()
 
 
 Move = Callable[[Decided, Target, str], Flight]

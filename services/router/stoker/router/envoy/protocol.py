@@ -1,8 +1,12 @@
-"""HTTP/1.1 as Envoy speaks it to an authorization service, for as little work a request as Python allows."""
+"""A port for short HTTP/1.1 requests that get a decision, for as little work each as Python allows.
+
+Envoy's checks come there, and picks.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -11,11 +15,16 @@ from typing import cast
 import httptools
 
 from stoker.common.errors import InvalidRequest, StokerError
+from stoker.common.tls import Tls
 from stoker.router import openai_errors
+from stoker.router.config import LimitsConfig
 from stoker.router.intake import BODY_S, HELD_BODIES, bodies_full
+from stoker.router.listening import listen
 from stoker.router.openai_errors import TooLarge
 
 _MOST_HEAD_BYTES = 64 * 1024
+SPARE_CONNECTIONS = 256
+"""Beyond one a request in flight: those that get refused."""
 
 STAND_INS = {status: status - 50 for status in (500, 501, 503, 504)}
 """What is said for a status: Envoy takes any 5xx for a failed check and drops its body. It says the real one then."""
@@ -25,7 +34,7 @@ _PHRASES = {200: "OK"}
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request as it came to Envoy. Header names are in lower case; of several alike the first counts."""
+    """A request as it came to Envoy, or here. Header names are in lower case; of several alike the first counts."""
 
     method: str
     target: str
@@ -38,7 +47,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What to tell Envoy: 200 lets the request pass with these headers, anything else is for the client."""
+    """What to say. Envoy lets a request pass at 200, with these headers; anything else is for its client."""
 
     status: int
     headers: Mapping[str, str]
@@ -68,6 +77,46 @@ Decide = Callable[[Ask], Answer | Awaitable[Answer]]
 """An answer, at once where nothing has to be waited for: most checks then cost no task."""
 
 
+class Port:
+    """Listens, and answers requests by `decide`."""
+
+    def __init__(
+        self,
+        setting: str,
+        address: str,
+        decide: Decide,
+        limits: LimitsConfig,
+        clock: Callable[[], float],
+        *,
+        example: str,
+        shared: bool = False,
+    ) -> None:
+        """`setting`, `address`, `example` and `shared` as for `listen`."""
+        most = limits.max_in_flight + SPARE_CONNECTIONS
+        self.connections = Connections(decide, limits.max_body_bytes, most, clock)
+        self.sweep = self.connections.sweep
+        self._listen = functools.partial(
+            listen, setting, address, self.connections.protocol, example=example, shared=shared
+        )
+        self._server: asyncio.Server | None = None
+
+    async def start(self, secure: Tls | None = None) -> None:
+        """Listen. Raises StokerError when the address is taken or none."""
+        self._server = await self._listen(secure=secure)
+
+    @property
+    def number(self) -> int:
+        """Where it listens."""
+        assert self._server is not None  # noqa: S101
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Stop at once."""
+        if self._server is not None:
+            self._server.close()
+        self.connections.close()
+
+
 class Connections:
     """All connections of one endpoint, and what they share: the bounds."""
 
@@ -78,11 +127,11 @@ class Connections:
         self.max_held_bytes = HELD_BODIES * max_body_bytes
         self.max_connections = max_connections
         self.held_bytes = 0
-        self.open: set[CheckProtocol] = set()
+        self.open: set[Connection] = set()
 
-    def protocol(self) -> CheckProtocol:
+    def protocol(self) -> Connection:
         """For a connection that comes in."""
-        return CheckProtocol(self)
+        return Connection(self)
 
     def sweep(self) -> None:
         """Close those that have been sending one request for too long."""
@@ -96,7 +145,7 @@ class Connections:
             each.abort()
 
 
-class CheckProtocol(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One connection. Requests are answered in the order they came, one at a time."""
 
     def __init__(self, shared: Connections) -> None:
@@ -131,7 +180,7 @@ class CheckProtocol(asyncio.Protocol):
         self._shared.open.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Envoy gives its checks up by closing: their flights end here."""
+        """Who gives up closes: what was decided for it ends here."""
         self._shared.open.discard(self)
         self._transport = None
         self._deaf = True

@@ -16,23 +16,20 @@ from msgspec import Meta
 
 from stoker.common.blocks import unpack_keys
 from stoker.common.errors import InvalidRequest, NotFound, StokerError
-from stoker.common.tls import Tls
 from stoker.router import metrics, openai_errors
-from stoker.router.config import RouterConfig
+from stoker.router.config import LimitsConfig
 from stoker.router.decode import SMALL, decode
-from stoker.router.envoy.protocol import Answer, Ask, Connections
+from stoker.router.envoy.protocol import Answer, Ask
 from stoker.router.http import internal_error, request_id_of, seconds_allowed
-from stoker.router.listening import listen
 from stoker.router.openai_errors import MethodNotAllowed
 from stoker.router.picking.picker import Picked, Picker
 from stoker.router.picking.picks import API, MOST_REPORTS, Event
-from stoker.router.prompt import CHAT, COMPLETIONS, Asked, Prompt, keyed, read, tokenized
+from stoker.router.prompt import CHAT, COMPLETIONS, Asked, asked_in_tokens, keyed, read, tokenized
 from stoker.router.routing import Router
 
 WAIT_HEADER = "x-stoker-max-wait"
 _MSGPACK = "application/msgpack"
 _JSON = {"content-type": "application/json"}
-_SPARE_CONNECTIONS = 256
 
 T = TypeVar("T")
 
@@ -85,43 +82,13 @@ _tokenized = msgspec.msgpack.Decoder(Tokenized)
 _told = (msgspec.json.Decoder(list[Told]), msgspec.msgpack.Decoder(list[Told]))
 
 
-class PickEndpoint:
-    """Serves picks on a port of their own."""
+class PickRoutes:
+    """Answers the port of `listen.pick`."""
 
-    def __init__(self, config: RouterConfig, router: Router, picker: Picker, *, shared: bool = False) -> None:
-        """`shared`: with other processes, on the same port."""
-        self._listen = config.listen.pick
+    def __init__(self, router: Router, picker: Picker, limits: LimitsConfig) -> None:
         self._router = router
         self._picker = picker
-        self._shared = shared
-        self._limits = config.limits
-        most = config.limits.max_in_flight + _SPARE_CONNECTIONS
-        self._connections = Connections(self.answer, config.limits.max_body_bytes, most, router.clock)
-        self.sweep = self._connections.sweep
-        self._server: asyncio.Server | None = None
-
-    async def start(self, secure: Tls | None) -> None:
-        """Listen. Raises StokerError when the address is taken or none."""
-        self._server = await listen(
-            "listen.pick",
-            self._listen,
-            self._connections.protocol,
-            example="127.0.0.1:7382",
-            secure=secure,
-            shared=self._shared,
-        )
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        assert self._server is not None  # noqa: S101
-        return int(self._server.sockets[0].getsockname()[1])
-
-    def close(self) -> None:
-        """Stop at once."""
-        if self._server is not None:
-            self._server.close()
-        self._connections.close()
+        self._limits = limits
 
     def answer(self, ask: Ask) -> Answer | Coroutine[Any, Any, Answer]:
         """One request: the answer, where nothing has to be waited for. Never raises, nor does what is to be awaited,
@@ -201,14 +168,15 @@ def _of_tokenized(body: Tokenized) -> Asked:
         told = tokenized(body.token_ids)
     else:
         told = keyed(unpack_keys(body.block_keys), body.prompt_tokens, body.block_size)
-    prompt = Prompt(
-        b"",
-        tokenized=told,
+    return asked_in_tokens(
+        body.model,
+        told,
         max_output_tokens=body.max_tokens,
-        choices=max(1, body.n),
+        choices=body.n,
         cache_salt=body.cache_salt,
+        session_id=body.session_id,
+        priority=body.priority,
     )
-    return Asked(COMPLETIONS, body.model, prompt, False, body.session_id, priority=body.priority)
 
 
 def _of_openai(body: bytes) -> Asked:

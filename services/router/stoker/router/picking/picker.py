@@ -83,7 +83,7 @@ class Picker:
             plan = router.charge(plan, caller, told_late=True)
             flight = router.board_at_once(plan, request_id)
             if flight is not None:
-                admission.__enter__()
+                admission.begin()
                 return self._opened(flight, admission, request_id, alternatives, 0.0)
         return self._later(plan, asked, caller, request_id, policy, wait_s, alternatives)
 
@@ -115,7 +115,7 @@ class Picker:
             picked = self._named(flight, request_id, alternatives, waited)
         except BaseException:
             flight.abandon()
-            admission.__exit__(None, None, None)
+            admission.end()
             raise
         places = tuple(target.id for target in picked.places)
         self.picks.open(picked.pick_id, flight, admission, request_id, places)

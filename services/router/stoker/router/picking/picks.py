@@ -107,7 +107,7 @@ class Picks:
             decided = self._router.choose(replace(before.plan, pinned=pick.places[place]))
         except Unavailable:
             del self._open[name]
-            pick.admission.__exit__(None, None, None)
+            pick.admission.end()
             metrics.of(metrics.REQUESTS, API, "failed").inc()
             return
         pick.flight = self._router.fly(decided, pick.request_id)
@@ -115,7 +115,7 @@ class Picks:
     def _end(self, name: str, outcome: str) -> None:
         pick = self._open.pop(name)
         pick.flight.abandon()
-        pick.admission.__exit__(None, None, None)
+        pick.admission.end()
         metrics.of(metrics.REQUESTS, API, outcome).inc()
 
     def undo(self, name: str) -> None:
