@@ -258,6 +258,23 @@ async def test_pick_over_http_in_both_forms(site: Site) -> None:
     assert site.idle()
 
 
+@pytest.mark.parametrize("closes", ["asked to", "by itself"])
+async def test_a_pick_outlives_the_connection_that_it_was_asked_on(site: Site, closes: str) -> None:
+    headers = {"connection": "close"} if closes == "asked to" else {}
+    async with (
+        aiohttp.ClientSession(site.http, headers=headers) as http,
+        http.post("/pick", json={"model": "tiny", "prompt": "x", "max_tokens": 2}) as answer,
+    ):
+        pick = await answer.json()
+    endpoint = site.fleet.router.pick_http
+    assert endpoint is not None
+    await eventually(lambda: not endpoint._connections.open, "its connection is closed")
+    assert len(site.fleet.router.picks) == 1, "its request is on its way"
+    async with aiohttp.ClientSession(site.http) as http:
+        await http.post("/picks", json=[{"pick_id": pick["pick_id"], "event": "served"}])
+    assert site.idle()
+
+
 @pytest.mark.parametrize(
     ("path", "body", "kind", "status", "code"),
     [

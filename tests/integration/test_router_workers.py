@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
+from stoker.router.workers import _folder as workers_folder
 from tests.integration.test_router_process import refusal, start
 from tests.support.etcd import free_port
 from tests.support.waiting import eventually
@@ -117,6 +120,18 @@ async def test_workers_end_when_their_parent_is_killed() -> None:
         pids = workers.pids()
         workers.parent.kill()
         await eventually(lambda: all(map(gone, pids)), "all workers are gone", 30)
+
+
+def test_the_workers_folder_is_locked_against_those_who_sweep_old_files() -> None:
+    with workers_folder() as folder:
+        sweeper = os.open(folder, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(sweeper, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(sweeper)
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
 
 
 async def test_each_worker_has_metrics_of_its_own() -> None:

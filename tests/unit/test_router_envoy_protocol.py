@@ -38,7 +38,11 @@ class Desk:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        return Answer(200, {"x-told": ask.target}, ask.body, undo=lambda: self.undone.append(ask.target))
+
+        def undo() -> None:
+            self.undone.append(ask.target)
+
+        return Answer(200, {"x-told": ask.target}, ask.body, undo=undo, undo_late=undo)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import random
 import shutil
@@ -98,10 +99,18 @@ async def _run(number: int, folder: Path, stops_s: float, stop: asyncio.Event) -
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
+    """Of the workers alone, for as long as they run.
+
+    Old files of /tmp are swept away on most hosts, but not from a locked directory (tmpfiles.d(5)); without
+    its configuration no worker could start again.
+    """
     folder = Path(tempfile.mkdtemp(prefix="stoker-router-"))
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        fcntl.flock(held, fcntl.LOCK_EX)
         yield folder
     finally:
+        os.close(held)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -195,7 +195,8 @@ class Checks:
             flight, admission, check.api, stream=check.stream, request_id=check.request_id, spares=spares
         )
         headers[FLIGHT_HEADER] = name
-        return Answer(200, headers, undo=functools.partial(self._flights.undo, name))
+        undo = functools.partial(self._flights.undo, name)
+        return Answer(200, headers, undo=undo, undo_late=undo)
 
     def _spares(self, decided: Decided, headers: dict[str, str], only: frozenset[str] | None) -> list[Target]:
         """Name the engines to try next in the headers."""

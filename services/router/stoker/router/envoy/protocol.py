@@ -53,7 +53,9 @@ class Answer:
     headers: Mapping[str, str]
     body: bytes = b""
     undo: Callable[[], None] | None = None
-    """To call where the answer cannot be delivered, or may not have been: harmless where it was."""
+    """To call where the answer cannot be delivered."""
+    undo_late: Callable[[], None] | None = None
+    """To call where it may not have been, since the connection closed behind it: harmless where it was."""
 
     def encoded(self, *, close: bool = False) -> bytes:
         """The whole response. A value never breaks a line: none is taken from a request unchecked."""
@@ -315,7 +317,7 @@ class Connection(asyncio.Protocol):
                 answer.undo()
             return False
         self._hold(-len(ask.body))
-        self._undo = answer.undo
+        self._undo = answer.undo_late
         self._write(answer, close=not ask.keep_alive)
         return ask.keep_alive
 
