@@ -268,7 +268,7 @@ async def test_a_pick_outlives_the_connection_that_it_was_asked_on(site: Site, c
         pick = await answer.json()
     endpoint = site.fleet.router.pick_http
     assert endpoint is not None
-    await eventually(lambda: not endpoint._connections.open, "its connection is closed")
+    await eventually(lambda: not endpoint.connections.open, "its connection is closed")
     assert len(site.fleet.router.picks) == 1, "its request is on its way"
     async with aiohttp.ClientSession(site.http) as http:
         await http.post("/picks", json=[{"pick_id": pick["pick_id"], "event": "served"}])
