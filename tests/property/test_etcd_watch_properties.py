@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.etcd import wire
-from stoker.etcd.core.backoff import delay
 from stoker.etcd.core.endpoints import Endpoints
 from stoker.etcd.core.lease import Term, extend
 from stoker.etcd.core.types import Delta, KeyValue
@@ -106,13 +105,6 @@ def test_a_compaction_anywhere_ends_in_the_same_state(store: Store, data: st.Dat
         advance(track, delta)
     assert view == store.states[-1]
     assert track == known(view)
-
-
-@given(st.integers(0, 2_000), st.floats(0, 1, exclude_max=True), st.floats(0.01, 1), st.floats(1, 60))
-def test_backoff_stays_in_its_band(attempt: int, u: float, base_s: float, cap_s: float) -> None:
-    wait = delay(attempt, u, base_s=base_s, cap_s=cap_s)
-    assert base_s / 2 <= wait <= cap_s
-    assert wait <= delay(attempt + 1, u, base_s=base_s, cap_s=cap_s)
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 60))), st.floats(0, 200))

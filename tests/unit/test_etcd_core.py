@@ -6,7 +6,6 @@ import pytest
 
 from stoker.common.errors import Code, StokerError
 from stoker.etcd import wire
-from stoker.etcd.core.backoff import delay
 from stoker.etcd.core.endpoints import Endpoints
 from stoker.etcd.core.failure import Kind, judge
 from stoker.etcd.core.lease import Term, extend
@@ -17,14 +16,6 @@ from stoker.etcd.errors import EtcdNoLeader, EtcdRejected, EtcdUnavailable, Leas
 
 def kv(key: str, revision: int) -> KeyValue:
     return KeyValue(key, b"", revision, revision, 1)
-
-
-def test_backoff_doubles_to_its_cap() -> None:
-    assert [delay(n, 1.0, base_s=0.1, cap_s=2.0) for n in range(7)] == pytest.approx(
-        [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
-    )
-    assert delay(3, 0.0, base_s=0.1, cap_s=2.0) == pytest.approx(0.4)
-    assert delay(10_000, 0.5) <= 2.0
 
 
 def test_endpoints_are_sticky_until_they_fail_and_not_left_for_a_recovered_one() -> None:

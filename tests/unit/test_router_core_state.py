@@ -148,10 +148,6 @@ def test_retries_stay_within_a_fifth_of_requests() -> None:
     assert granted >= 200
 
 
-def test_no_retry_after_the_first_token() -> None:
-    assert not RetryBudget().take(first_token_sent=True)
-
-
 def test_the_ring_meets_every_replica_once_and_follows_capacity() -> None:
     ring = Ring({"a": 1.0, "b": 1.0, "c": 2.0})
     assert sorted(ring.order(5)) == ["a", "b", "c"]

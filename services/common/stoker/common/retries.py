@@ -27,9 +27,9 @@ class RetryBudget:
         """Count a first attempt."""
         self._saved = min(self._burst, self._saved + self._ratio)
 
-    def take(self, *, first_token_sent: bool = False) -> bool:
-        """Spend one retry if the budget allows; never once the client has seen a token."""
-        if first_token_sent or self._saved < 1.0:
+    def take(self) -> bool:
+        """Spend one retry if the budget allows."""
+        if not self.left:
             return False
         self._saved -= 1.0
         return True

@@ -12,8 +12,8 @@ from typing import Any, Self, TypeVar
 import grpc
 import structlog
 
+from stoker.common.backoff import Backoff
 from stoker.etcd import wire
-from stoker.etcd.core import backoff
 from stoker.etcd.core.endpoints import Endpoints
 from stoker.etcd.core.failure import Failure, judge
 from stoker.etcd.errors import Ambiguous, EtcdError, EtcdUnavailable, to_error
@@ -25,6 +25,8 @@ log = structlog.get_logger(__name__)
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
 _CALLS_END_S = 30.0
+_AVOIDED = Backoff(0.2, 5.0)
+"""How long an endpoint that failed is avoided."""
 
 _OPTIONS: list[tuple[str, Any]] = [
     # A half-open connection is dead within 13 s, also between calls.
@@ -168,7 +170,7 @@ class Transport:
         before = self._endpoints.failures(index)
         if not before:
             log.warning("etcd endpoint failed", endpoint=connection.address, cause=failure.text)
-        wait = backoff.delay(before, self._rng.random(), base_s=0.2, cap_s=5.0)
+        wait = _AVOIDED.delay_s(before, self._rng)
         self._endpoints.failed(index, _now() + wait)
 
     def worked(self, connection: Connection) -> None:
@@ -184,7 +186,7 @@ class Transport:
         """Seconds to wait before the next try: none while another endpoint is good."""
         if self._endpoints.has_good(_now()):
             return 0.0
-        return backoff.delay(attempt, self._rng.random(), cap_s=cap_s)
+        return Backoff(max_s=cap_s).delay_s(attempt, self._rng)
 
     async def call(
         self,

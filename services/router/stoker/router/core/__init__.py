@@ -19,7 +19,7 @@ How a router uses it (all times are its own monotonic seconds):
     fleet.overhear(told, at, now)                       # at: when it was dispatched, by the own clock
     fleet.first_token(flight, now); fleet.release(flight, now)    # release on every path; both idempotent
     fleet.observe(replica, Outcome.OK | FAULT | CALLER, now)      # passive health
-    budget = RetryBudget(); budget.request(); budget.take(first_token_sent=…)
+    budget = RetryBudget(); budget.request(); budget.take()
 
 Retry: release the flight, `budget.take()`, then decide again with `Request.exclude` naming what was tried.
 An engine restart: a Snapshot with a higher epoch. A replica that left: `remove`. `Decision.candidates` (with
