@@ -81,7 +81,7 @@ def test_what_is_remembered_is_bounded() -> None:
     counting = Counting(tiny())
     encoder = SegmentedEncoder(counting, remembered_chars=2_000)  # type: ignore[arg-type] # looks like one
     token = special_tokens(tiny())[0]
-    texts = [f"{token}{number} " + "a " * 300 for number in range(20)]
+    texts = [f"{token}{number} " + "a " * 240 for number in range(20)]
     for text in texts:
         encoder.encode(text)
     assert encoder._chars <= 2_000
@@ -121,3 +121,42 @@ def test_ids_put_around_a_text_stay_around_it() -> None:
     text = "ab" * 200 + "<s>" + "ba" * 20
     for special in (True, False):
         assert encoder.encode(text, add_special_tokens=special) == whole(tokenizer, text, special=special)
+
+
+# --- what is cut between special tokens ----------------------------------------------------------------------
+
+
+def test_a_plain_texts_new_tail_is_tokenized_alone() -> None:
+    counting = Counting(tiny())
+    encoder = SegmentedEncoder(counting)  # type: ignore[arg-type] # looks like one
+    assert encoder.chunks
+    rng = Random(2)
+    shared = " ".join(rng.choices(["gauge", "tide", "(é,", "漢字", "42", "\n"], k=8_000))
+    for number in range(3):
+        text = shared + f" {number} " + " ".join(rng.choices(["rope", "keel,", "x=1"], k=100))
+        counting.asked.clear()
+        assert encoder.encode(text) == whole(tiny(), text, special=True)
+        assert number == 0 or sum(map(len, counting.asked)) < len(text) - len(shared) + 600
+
+
+def test_texts_alike_up_to_anywhere_have_alike_chunks_up_to_there() -> None:
+    encoder, rng = SegmentedEncoder(tiny()), Random(3)
+    text = " ".join(rng.choices(["gauge", "tide", "a.b", "--", "漢字。", "\n"], k=2_000))
+    chunks = encoder._chunks_of(text)
+    assert "".join(chunks) == text
+    assert max(map(len, chunks)) < 600
+    for end in range(0, len(text), 97):
+        kept = [chunk for chunk, begins in zip(chunks, _starts(chunks), strict=True) if begins + 600 < end]
+        assert encoder._chunks_of(text[:end])[: len(kept)] == kept
+
+
+def _starts(chunks: list[str]) -> list[int]:
+    return [sum(map(len, chunks[:number])) for number in range(len(chunks))]
+
+
+def test_small_pieces_count_for_more_than_their_characters() -> None:
+    encoder = SegmentedEncoder(tiny(), remembered_chars=50_000)
+    token = special_tokens(tiny())[0]
+    for start in range(0, 4_000, 100):
+        encoder.encode(token.join(map(str, range(start, start + 100))))
+    assert len(encoder._pieces) <= 250
