@@ -9,8 +9,14 @@ from stoker.common.errors import InvalidRequest
 from stoker.router.config import RouterConfig
 from stoker.router.decisions import DECISION_HEADER, REPLICA_HEADER
 from stoker.router.envoy.access_log import FLIGHT_HEADER
-from stoker.router.envoy.check import CHECKED, RETRIES_HEADER, TIMEOUT_HEADER, endpoint_header, replica_header
-from stoker.router.envoy.protocol import STAND_INS
+from stoker.router.envoy.check import (
+    CHECKED,
+    RETRIES_HEADER,
+    STAND_INS,
+    TIMEOUT_HEADER,
+    endpoint_header,
+    replica_header,
+)
 from stoker.router.pools import RANK_HEADER
 from stoker.router.upstream import OUR_HEADERS
 

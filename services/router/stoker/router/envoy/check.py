@@ -33,6 +33,8 @@ from stoker.router.routing import Admission, Flight, Router
 
 TIMEOUT_HEADER = "x-envoy-upstream-rq-timeout-ms"
 RETRIES_HEADER = "x-envoy-max-retries"
+STAND_INS = {status: status - 50 for status in (500, 501, 503, 504)}
+"""What is said for a status: Envoy takes any 5xx for a failed check and drops its body. It says the real one then."""
 
 # Who has stored a response is read from the response, which does not come this way.
 CHECKED = {path: api for path, api in ROUTES.items() if api != RESPONSES}
@@ -133,7 +135,8 @@ class Checks:
         if not isinstance(error, StokerError):
             error = internal_error("envoy.internal_error", check.ask.target, error)
         metrics.of(metrics.REQUESTS, check.api, metrics.outcome_of(error)).inc()
-        return refusal(error, {"x-request-id": check.request_id})
+        answer = refusal(error, {"x-request-id": check.request_id})
+        return replace(answer, status=STAND_INS.get(answer.status, answer.status))
 
     # --- where something has to be waited for --------------------------------------------------------------
 

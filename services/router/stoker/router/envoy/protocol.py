@@ -26,9 +26,6 @@ _MOST_HEAD_BYTES = 64 * 1024
 SPARE_CONNECTIONS = 256
 """Beyond one a request in flight: those that get refused."""
 
-STAND_INS = {status: status - 50 for status in (500, 501, 503, 504)}
-"""What is said for a status: Envoy takes any 5xx for a failed check and drops its body. It says the real one then."""
-
 _PHRASES = {200: "OK"}
 
 
@@ -69,9 +66,8 @@ class Answer:
 
 def refusal(error: StokerError, headers: Mapping[str, str] | None = None) -> Answer:
     """An error, in the form of the OpenAI API."""
-    status = openai_errors.status(error)
     return Answer(
-        STAND_INS.get(status, status), {**(headers or {}), **openai_errors.headers(error)}, openai_errors.body(error)
+        openai_errors.status(error), {**(headers or {}), **openai_errors.headers(error)}, openai_errors.body(error)
     )
 
 

@@ -16,10 +16,10 @@ from msgspec import Meta
 
 from stoker.common.blocks import unpack_keys
 from stoker.common.errors import InvalidRequest, NotFound, StokerError
-from stoker.router import metrics, openai_errors
+from stoker.router import metrics
 from stoker.router.config import LimitsConfig
 from stoker.router.decode import SMALL, decode
-from stoker.router.envoy.protocol import Answer, Ask
+from stoker.router.envoy.protocol import Answer, Ask, refusal
 from stoker.router.http import internal_error, request_id_of, seconds_allowed
 from stoker.router.openai_errors import MethodNotAllowed
 from stoker.router.picking.picker import Picked, Picker
@@ -217,4 +217,4 @@ def _failed(ask: Ask, error: Exception) -> Answer:
         error = internal_error("pick.internal_error", path, error)
     if path == "/pick":
         metrics.of(metrics.REQUESTS, API, metrics.outcome_of(error)).inc()
-    return Answer(openai_errors.status(error), openai_errors.headers(error), openai_errors.body(error))
+    return refusal(error)
