@@ -19,6 +19,8 @@ GREEDY: dict[str, Any] = {"model": "m", "prompt": "x", "temperature": 0, "stream
         {"stop": ["."], "max_tokens": 9, "stop_token_ids": [2], "logit_bias": {"1": 2}, "top_k": 4, "user": "u"},
         {"n": 1, "best_of": 1, "presence_penalty": 0.0, "echo": False, "logprobs": None, "seed": 3},
         {"messages": [], "tools": [{"type": "function"}], "tool_choice": "none", "response_format": {"type": "text"}},
+        {"stop": 5},
+        {"stop": ["a", 5, None]},
         {"stream_options": {"include_usage": True}, "chat_template_kwargs": {"a": 1}, "logprobs": False},
     ],
 )
@@ -46,6 +48,8 @@ def test_what_may_be_continued(more: dict[str, Any]) -> None:
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"stop": ["a"], "min_tokens": 3}, "min_tokens"),
+        ({"stop": "x" * 5000}, "stop"),
+        ({"stop": ["x"] * 5000}, "stop"),
         ({"stream_options": {"continuous_usage_stats": True}}, "stream_options"),
         ({"a_field_of_tomorrow": 1}, "a_field_of_tomorrow"),
         ({"temperature": 1.0, "seed": 7}, "seed"),

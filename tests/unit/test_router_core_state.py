@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.router.core import Health, HealthConfig, LoadLedger, Outcome, RetryBudget, Ring, Speculation
+from stoker.router.core import (
+    Fleet,
+    Health,
+    HealthConfig,
+    LoadLedger,
+    Outcome,
+    Replica,
+    RetryBudget,
+    Ring,
+    Speculation,
+)
 
 FLEET = ("a", "b", "c", "d", "e", "f")
 
@@ -129,6 +139,18 @@ def test_a_callers_mistakes_never_eject() -> None:
     for _ in range(100):
         health.observe("a", Outcome.CALLER, FLEET, 0.0)
     assert not health.ejected("a", 0.0)
+
+
+def test_a_replica_that_has_left_is_not_blamed_when_it_returns_under_its_name() -> None:
+    fleet = Fleet()
+    for name in ("a", "b", "c"):
+        fleet.put(Replica(name, 16))
+    fleet.remove("a")
+    for _ in range(3):
+        fleet.observe("a", Outcome.FAULT, 1.0)
+    assert fleet.health.quiet
+    fleet.put(Replica("a", 16))
+    assert not fleet.health.ejected("a", 1.0)
 
 
 def test_ejection_is_capped_at_a_share_of_the_fleet() -> None:

@@ -179,8 +179,11 @@ class Fleet:
         self.load.hand_over(flight, now)
 
     def observe(self, replica: str, outcome: Outcome, now: float) -> bool:
-        """Record how a call ended for the replica's health; True when it is ejected by it."""
-        return self.health.observe(replica, outcome, self._replicas.keys(), now)
+        """Record how a call ended for the replica's health; True when it is ejected by it.
+
+        One that has left is not blamed any more: its name may be another's soon.
+        """
+        return replica in self._replicas and self.health.observe(replica, outcome, self._replicas.keys(), now)
 
 
 def _able(replica: Replica, adapter: str, role: Role) -> bool:

@@ -15,6 +15,7 @@ Continuation = Literal["never", "greedy", "sampled"]
 
 LONGEST = 131_072
 """Tokens (and four times as many characters) of one answer that are kept; a longer one is not continued."""
+_MOST_STOP_CHARS = 4096  # in all; they are looked for at each piece of the rest
 
 PASSED = frozenset({
     "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "stop_token_ids",
@@ -64,6 +65,8 @@ def obstacle(fields: Mapping[str, Any], allowed: Continuation) -> str:
         return "policy"
     if fields.get("seed") is not None and not greedy(fields):
         return "seed"  # the engine's generator would begin anew: neither the seed's answer nor a fair sample
+    if _chars(fields.get("stop")) > _MOST_STOP_CHARS:
+        return "stop"
     if fields.get("stop") and fields.get("min_tokens"):
         return "min_tokens"  # until then stop texts are not looked for
     tools_shown_alone = fields.get("tool_choice") == "none"
@@ -75,6 +78,13 @@ def obstacle(fields: Mapping[str, Any], allowed: Continuation) -> str:
         if name in _NEUTRAL or not (name in PASSED or name in _REPLACED or name in _RENDERED):
             return name
     return ""
+
+
+def _chars(stop: object) -> int:
+    """Of all stop texts; what else there may be the engine refuses."""
+    if isinstance(stop, str):
+        return len(stop)
+    return sum(1 + len(each) for each in stop if isinstance(each, str)) if isinstance(stop, Iterable) else 0
 
 
 def _is_neutral(name: str, value: object) -> bool:
