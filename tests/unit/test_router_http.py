@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 from stoker.router.config import LimitsConfig
 from stoker.router.http import ROUTES, OpenAIServer
-from stoker.router.http_messages import Request, Response
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -18,8 +19,8 @@ from stoker.router.http_messages import Request, Response
 async def test_another_method_is_refused_with_405_and_the_one_allowed(path: str, method: str) -> None:
     nobody: Any = SimpleNamespace(view=SimpleNamespace())
     server = OpenAIServer(nobody, cast(Any, None), LimitsConfig(request_s=1.0))
-    answer = await server.handle(Request(method, path, {}))
-    assert isinstance(answer, Response)
+    answer = await server.handle(make_mocked_request(method, path))
+    assert isinstance(answer, web.Response)
     assert isinstance(answer.body, bytes)
     assert (answer.status, answer.headers["Allow"]) == (405, "POST")
     error = json.loads(answer.body)["error"]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import HttpVersion11
 
 from stoker.common.errors import Code, DeadlineExceeded, Exhausted
 from stoker.router.intake import Intake
@@ -35,8 +36,7 @@ class Content:
         self._ended = True
         self.feed(last)
 
-    @property
-    def ended(self) -> bool:
+    def is_eof(self) -> bool:
         return self._ended
 
     def at_eof(self) -> bool:
@@ -50,7 +50,7 @@ class Content:
 
 
 def request(content: Content) -> Any:
-    return SimpleNamespace(content=content, content_length=None, invite=lambda: None)
+    return SimpleNamespace(content=content, content_length=None, version=HttpVersion11, headers={})
 
 
 @contextlib.asynccontextmanager

@@ -26,7 +26,7 @@ from stoker.router.envoy.endpoint import ExtAuthz, ExtProc
 from stoker.router.envoy.protocol import Port
 from stoker.router.grpc_inference import InferenceServer
 from stoker.router.http import OpenAIServer
-from stoker.router.http_server import HttpServer
+from stoker.router.http_port import HttpPort
 from stoker.router.listening import listen
 from stoker.router.parity import ParityProbe
 from stoker.router.picking.endpoint import PickRoutes
@@ -46,7 +46,6 @@ from stoker.router.watching import Announcing, Watching, every
 log = structlog.get_logger(__name__)
 
 _HOUSEKEEPING_S = 0.5
-_CLIENT_KEEPALIVE_S = 75.0
 _ON_ITS_WAY_S = 2.0
 _CONNECTIONS_PER_REQUEST = 4
 """Clients keep idle ones."""
@@ -214,10 +213,8 @@ class RouterApp:
         )
 
     async def _listen(self) -> asyncio.Server:
-        self._requests = HttpServer(
-            self._openai.handle,
-            keepalive_s=_CLIENT_KEEPALIVE_S,
-            max_connections=_CONNECTIONS_PER_REQUEST * self.config.limits.max_in_flight,
+        self._requests = HttpPort(
+            self._openai.handle, max_connections=_CONNECTIONS_PER_REQUEST * self.config.limits.max_in_flight
         )
         return await listen(
             "listen.http",
@@ -244,7 +241,6 @@ class RouterApp:
         self.picks.sweep()
         if self.pick_http is not None:
             self.pick_http.sweep()
-        self._requests.sweep()
         self.router.confirmations.check(self.router.clock())
         self._announcing.measure()
         metrics.IN_FLIGHT.set(self.router.in_flight)

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import structlog
+from aiohttp import web
 
 from stoker.common import otel
 from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, NotFound, StokerError, Unavailable
@@ -25,8 +26,7 @@ from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
 from stoker.router.decode import SMALL, decode
 from stoker.router.http_continuation import HttpContinuation, Noted
-from stoker.router.http_messages import Answer, Request, Response
-from stoker.router.intake import Intake
+from stoker.router.intake import Intake, uninvited
 from stoker.router.openai_errors import MethodNotAllowed, TooLarge
 from stoker.router.plan import Plan
 from stoker.router.pools import Pool, replicas_of
@@ -68,10 +68,10 @@ class OpenAIServer:
         self._siblings = siblings or Siblings.alone()
         self._siblings.hears(RESPONSES, lambda said: self._keep(*msgspec.msgpack.decode(said, type=tuple[str, str])))
 
-    async def handle(self, request: Request) -> Answer:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One HTTP request."""
         if request.method in ("GET", "HEAD"):
-            answer = self._local(request.path)
+            answer = self._local(request)
             if answer is not None:
                 return answer
         now = asyncio.get_running_loop().time()
@@ -85,7 +85,7 @@ class OpenAIServer:
         finally:
             metrics.of(metrics.REQUESTS, call.api, call.outcome).inc()
 
-    async def _guarded(self, call: Call) -> Answer:
+    async def _guarded(self, call: Call) -> web.StreamResponse:
         try:
             with otel.span(call.api, call.request.headers) as span:
                 answer = await self._routed(call)
@@ -93,15 +93,15 @@ class OpenAIServer:
                 return answer
         except StokerError as error:
             call.outcome = metrics.outcome_of(error)
-            return _refusal(error, call.told)
+            return _refusal(call.request, error, call.told)
         except ConnectionResetError:
             call.outcome = "cancelled"
             raise
         except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
             internal = internal_error("http.internal_error", call.request.path, error)
-            return _refusal(internal, call.told)
+            return _refusal(call.request, internal, call.told)
 
-    async def _routed(self, call: Call) -> Answer:
+    async def _routed(self, call: Call) -> web.StreamResponse:
         request = call.request
         stored = _STORED_RESPONSE.fullmatch(request.path)
         if stored is not None:
@@ -129,7 +129,7 @@ class OpenAIServer:
             return await self._serve(call, plan, raw, None if answer is None else Noted(answer))
 
     @contextlib.asynccontextmanager
-    async def _admitted(self, request: Request) -> AsyncIterator[bytes]:
+    async def _admitted(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
         """The body of a request that is let in. Who is slow to send it takes no place meanwhile."""
         self._router.admit()  # what has no chance need not send its body
         async with self._intake.body(request) as raw:
@@ -138,7 +138,7 @@ class OpenAIServer:
 
     # --- sending -------------------------------------------------------------------------------------------
 
-    async def _serve(self, call: Call, plan: Plan, raw: bytes, noted: Noted | None) -> Answer:
+    async def _serve(self, call: Call, plan: Plan, raw: bytes, noted: Noted | None) -> web.StreamResponse:
         """Try replicas until one answers; nothing has gone to the client before that."""
         if noted is not None:
             raw, call.noted = noted.asking(raw), noted.passed
@@ -153,7 +153,7 @@ class OpenAIServer:
                 may_retry = functools.partial(self._may_retry, tried)
                 try:
                     named = {**headers, **decided.target.headers}
-                    opened = relay.open(self._engines, call.request.target, raw, named, tried, may_retry)
+                    opened = relay.open(self._engines, call.request.path_qs, raw, named, tried, may_retry)
                     async with opened as upstream:
                         if upstream.status not in _RETRIED_STATUSES or not self._may_retry(tried):
                             return await self._relayed(call, relay, upstream, flight)
@@ -180,7 +180,7 @@ class OpenAIServer:
 
     async def _go_on(
         self, call: Call, relay: Relay, noted: Noted | None, tried: frozenset[str], failure: StokerError
-    ) -> Answer:
+    ) -> web.StreamResponse:
         """Something went out before the replica failed: have another one say the rest, or say that it is missing."""
         if noted is not None and not relay.reader_late and (relay.engine_late or isinstance(failure, EngineFailed)):
             course = noted.answer.course
@@ -206,7 +206,7 @@ class OpenAIServer:
                 raise self._all_failed(plan, tried) from None
             raise
 
-    async def _relayed(self, call: Call, relay: Relay, upstream: Exchange, flight: Flight) -> Answer:
+    async def _relayed(self, call: Call, relay: Relay, upstream: Exchange, flight: Flight) -> web.StreamResponse:
         answer = await relay.run(upstream)
         call.outcome = flight.answered(upstream.status)
         if call.outcome == "ok":
@@ -251,7 +251,7 @@ class OpenAIServer:
         if len(self._responses) > _RESPONSES_KEPT:
             self._responses.popitem(last=False)
 
-    async def _stored(self, call: Call, response_id: str) -> Answer:
+    async def _stored(self, call: Call, response_id: str) -> web.StreamResponse:
         target = self._router.view.targets.get(self._holder(response_id))
         if target is None:
             raise NotFound(f"response {response_id} is not known to this router: only the one that answered knows it")
@@ -260,7 +260,7 @@ class OpenAIServer:
         async with self._admitted(call.request) as body:
             try:
                 async with asyncio.timeout(self._limits.idle_s):
-                    url = target.url + call.request.target
+                    url = target.url + call.request.path_qs
                     async with await self._engines.call(call.request.method, url, body, headers) as upstream:
                         content = await upstream.read()
             except TimeoutError:
@@ -268,17 +268,17 @@ class OpenAIServer:
                     f"replica {target.id} did not answer within {self._limits.idle_s:g} s (limits.idle_s)"
                 ) from None
         call.outcome = "ok" if upstream.status < 400 else "client_error"
-        return Response(upstream.status, content, {"content-type": upstream.content_type})
+        return web.Response(status=upstream.status, body=content, headers={"content-type": upstream.content_type})
 
     # --- answered here -------------------------------------------------------------------------------------
 
-    def _local(self, path: str) -> Response | None:
-        view = self._router.view
+    def _local(self, request: web.BaseRequest) -> web.Response | None:
+        view, path = self._router.view, request.path
         if path == "/health":
-            return _text(200, b"ok")
+            return web.Response(text="ok")
         if path == "/ready":
             ready = view.synced and not self._router.draining
-            return _text(200, b"ready") if ready else _text(503, b"not ready")
+            return web.Response(status=200 if ready else 503, text="ready" if ready else "not ready")
         if path == "/v1/models":
             cards = [self._card(pool, name) for pool in view.pools.values() for name in (pool.model, *pool.adapters)]
             return _json({"object": "list", "data": cards})
@@ -286,7 +286,7 @@ class OpenAIServer:
             try:
                 pool, adapter = view.resolve(path.removeprefix("/v1/models/"))
             except StokerError as error:
-                return _refusal(error)
+                return _refusal(request, error)
             return _json(self._card(pool, adapter or pool.model))
         return None
 
@@ -343,19 +343,17 @@ def no_room_in_time() -> DeadlineExceeded:
     )
 
 
-def _refusal(error: StokerError, own: Mapping[str, str] | None = None) -> Response:
+def _refusal(request: web.BaseRequest, error: StokerError, own: Mapping[str, str] | None = None) -> web.Response:
     """An error as a response; `own` are headers beside those of the error."""
-    answer = Response(
-        openai_errors.status(error), openai_errors.body(error), {**(own or {}), **openai_errors.headers(error)}
+    answer = web.Response(
+        status=openai_errors.status(error),
+        body=openai_errors.body(error),
+        headers={**(own or {}), **openai_errors.headers(error)},
     )
-    if isinstance(error, TooLarge):
-        answer.force_close()  # the rest of the body is not read
+    if isinstance(error, TooLarge) or uninvited(request):
+        answer.force_close()  # whether what comes next is the body or another request cannot be told
     return answer
 
 
-def _text(status: int, text: bytes) -> Response:
-    return Response(status, text, {"content-type": "text/plain"})
-
-
-def _json(value: object) -> Response:
-    return Response(200, msgspec.json.encode(value), {"content-type": "application/json"})
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from stoker.common.errors import DeadlineExceeded, Exhausted, StokerError
-from stoker.router.http_messages import Request
+from aiohttp import HttpVersion11, web
+
+from stoker.common.errors import DeadlineExceeded, Exhausted, InvalidRequest, StokerError
 from stoker.router.openai_errors import TooLarge
 
 BODY_S = 60.0
@@ -43,22 +44,26 @@ class Intake:
         self.held_bytes = 0
 
     @contextlib.asynccontextmanager
-    async def body(self, request: Request) -> AsyncIterator[bytes]:
+    async def body(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
         """A request's whole body; its bytes count until the block is left.
 
-        Raises TooLarge, DeadlineExceeded (it was slow), and Exhausted where nobody else could give way.
+        Raises TooLarge, DeadlineExceeded (it was slow), InvalidRequest (it is malformed), and Exhausted where nobody
+        else could give way.
         """
         if (request.content_length or 0) > self._max_body_bytes:
             raise TooLarge(self._max_body_bytes)
         body = _Arriving(asyncio.timeout(BODY_S))
         try:
-            raw = await self._take(request, body)
+            try:
+                raw = await self._take(request, body)
+            except web.RequestPayloadError as error:
+                raise InvalidRequest(f"the body cannot be read: {error}") from error
             yield raw
         finally:
             self.held_bytes -= body.size
 
-    async def _take(self, request: Request, body: _Arriving) -> bytes:
-        if request.content.ended:  # most bodies come with their heads
+    async def _take(self, request: web.BaseRequest, body: _Arriving) -> bytes:
+        if request.content.is_eof():  # most bodies come with their heads
             raw = await request.content.readany()
             self._count(body, len(raw))
             return raw
@@ -68,7 +73,7 @@ class Intake:
         self._arriving[body] = None
         try:
             async with body.clock:
-                request.invite()
+                await _invite(request)
                 while not request.content.at_eof():
                     piece = await request.content.readany()
                     self._count(body, len(piece))
@@ -116,3 +121,15 @@ def bodies_full(limit: int) -> Exhausted:
         reason="TOO_MANY_REQUESTS",
         retry_after_s=1.0,
     )
+
+
+def uninvited(request: web.BaseRequest) -> bool:
+    """The client waits for leave to send its body."""
+    waits = request.version >= HttpVersion11 and request.headers.get("expect", "").lower() == "100-continue"
+    return waits and not request.content.is_eof()
+
+
+async def _invite(request: web.BaseRequest) -> None:
+    if uninvited(request):
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # nothing of the response itself went out

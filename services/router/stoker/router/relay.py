@@ -8,12 +8,13 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from aiohttp import web
+
 from stoker.common.errors import StokerError
 from stoker.common.http1 import Broken, Exchange
 from stoker.router import metrics, openai_errors
 from stoker.router.config import LimitsConfig
 from stoker.router.decisions import Decided, told
-from stoker.router.http_messages import Answer, Request, Response, StreamResponse
 from stoker.router.prompt import RESPONSES
 from stoker.router.routing import Flight
 from stoker.router.upstream import EngineFailed, Engines, failed, response_headers
@@ -30,7 +31,7 @@ _HEAD_BYTES = 4096
 class Call:
     """One request of a client. `arrived` and `deadline` are in seconds of the event loop's clock."""
 
-    request: Request
+    request: web.BaseRequest
     request_id: str
     api: str
     arrived: float
@@ -65,7 +66,7 @@ class Relay:
         self._limits = limits
         self._events = broken is not None
         self._token_seen = False
-        self._out: Answer | None = None if broken is None else broken._out
+        self._out: web.StreamResponse | None = None if broken is None else broken._out
         self._tail = b""
         self._timeout: asyncio.Timeout | None = None
 
@@ -75,7 +76,7 @@ class Relay:
         return self._out is not None
 
     @property
-    def out(self) -> Answer:
+    def out(self) -> web.StreamResponse:
         """What went out."""
         assert self._out is not None  # noqa: S101
         return self._out
@@ -119,7 +120,7 @@ class Relay:
         if not 0 <= until - (self._timeout.when() or 0.0) <= seconds / 100:
             self._timeout.reschedule(until)
 
-    async def run(self, upstream: Exchange) -> Answer:
+    async def run(self, upstream: Exchange) -> web.StreamResponse:
         """Pass the response on to its end. Raises EngineFailed where the engine breaks off."""
         chunk = await _next(upstream)
         metrics.of(metrics.TTFT, self._call.api).observe(asyncio.get_running_loop().time() - self._call.arrived)
@@ -132,7 +133,9 @@ class Relay:
         if not self._call.stream or upstream.status >= 400:
             return await self._whole(upstream, chunk, headers)
         self._events = upstream.content_type == "text/event-stream"
-        self._out = out = StreamResponse(self._request, upstream.status, headers)
+        out = web.StreamResponse(status=upstream.status, headers=headers)
+        await self._send(out.prepare(self._request))
+        self._out = out
         held = b""
         while chunk:
             self._allow(self._limits.idle_s)
@@ -161,7 +164,7 @@ class Relay:
         await sending
         self.reader_late = False
 
-    async def _pass(self, out: StreamResponse, chunk: bytes) -> bytes:
+    async def _pass(self, out: web.StreamResponse, chunk: bytes) -> bytes:
         """Write whole events only, so that a break never leaves half of one; returns what is held back."""
         chunk, held = self._cut(chunk)
         if chunk:
@@ -190,12 +193,11 @@ class Relay:
 
     async def say(self, events: bytes, *, last: bool = False) -> None:
         """Write to the client's stream, and end it with what is the last."""
-        assert isinstance(self._out, StreamResponse)  # noqa: S101
-        await self._send(self._out.write(events))
+        await self._send(self.out.write(events))
         if last:
-            await self._send(self._out.write_eof())
+            await self._send(self.out.write_eof())
 
-    async def _whole(self, upstream: Exchange, chunk: bytes, headers: dict[str, str]) -> Answer:
+    async def _whole(self, upstream: Exchange, chunk: bytes, headers: dict[str, str]) -> web.StreamResponse:
         """A response that is no stream is short: it is collected, so that a break can still be retried."""
         chunks = [chunk]
         while chunk:
@@ -205,17 +207,18 @@ class Relay:
         body = b"".join(chunks)
         self._tail = body
         self._stop_if_moved()
-        self._out = out = Response(upstream.status, body, headers)
+        out = web.Response(status=upstream.status, body=body, headers=headers)
+        await self._send(out.prepare(self._request))
+        self._out = out
         self._allow(self._limits.idle_s)
-        await self._send(out.send(self._request))
+        await self._send(out.write_eof())
         return out
 
-    async def interrupted(self, error: StokerError) -> Answer:
+    async def interrupted(self, error: StokerError) -> web.StreamResponse:
         """Say in the stream that it broke off, then end it; where that cannot be said, cut the connection."""
-        out = self._out
-        assert out is not None  # noqa: S101
+        out = self.out
         said = False
-        if self._events and not self.reader_late and isinstance(out, StreamResponse):
+        if self._events and not self.reader_late:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.idle_s):
                     await out.write(openai_errors.event(error))
@@ -224,7 +227,9 @@ class Relay:
         # A response that ended properly leaves its connection usable: closing it would fail the client's next
         # request, which may be on its way already.
         if not said:
-            self._request.connection.abort()
+            out.force_close()
+            if self._request.transport is not None:
+                self._request.transport.abort()
         return out
 
     def count_usage(self) -> None:
