@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 _KEEPALIVE_S = 75.0
 """How long a connection may be idle, or send nothing but a part of a head."""
@@ -62,7 +62,7 @@ class HttpPort:
             answer = await self._handle(request)
         finally:
             self._busy.discard(connection)
-        if self._retiring:
+        if self._retiring or request.version < HttpVersion11:  # whose streams end with their connections
             connection.close()
             if not answer.prepared:
                 answer.force_close()
