@@ -55,13 +55,19 @@ async def supervise(config: RouterConfig, stop: asyncio.Event) -> None:
 async def _keep(number: int, folder: Path, stops_s: float, stop: asyncio.Event) -> None:
     """Keep one worker running."""
     rng = random.Random()  # noqa: S311 - jitter
-    failures = 0
+    failures = lives = 0
     while not stop.is_set():
         began = time.monotonic()
-        status = await _run(number, folder, stops_s, stop)
+        try:
+            status = await _run(number, folder, stops_s, stop)
+        except OSError as error:  # no memory or no process to be had now: the other workers go on
+            log.error("router.worker_not_started", worker=number, error=error.strerror or str(error))
+            status = 1
         if stop.is_set():
             return
-        if status == service.EXIT_STAY_DOWN:
+        lives += 1
+        # What a later life cannot run with may be only now so, and the other workers do run.
+        if status == service.EXIT_STAY_DOWN and lives == 1:
             raise StokerError(f"worker {number} cannot run with this configuration; see above", reason="BAD_CONFIG")
         failures = 0 if time.monotonic() - began > _SETTLED_S else failures + 1
         delay_s = _BACKOFF.delay_s(failures, rng) if failures else 0.0

@@ -1,0 +1,52 @@
+"""What a router's parent process does about workers that end, whatever they end with."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stoker.common.errors import StokerError
+from stoker.common.service import EXIT_STAY_DOWN
+from stoker.router import workers
+
+
+class Lives:
+    """How each life of a worker goes; then the router is stopped."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *ends: int | OSError) -> None:
+        self.left = list(ends)
+        self.stop = asyncio.Event()
+        monkeypatch.setattr(workers, "_run", self._run)
+
+    async def _run(self, number: int, folder: Path, stops_s: float, stop: asyncio.Event) -> int:
+        end = self.left.pop(0)
+        if not self.left:
+            stop.set()
+        if isinstance(end, OSError):
+            raise end
+        return end
+
+    async def kept(self) -> None:
+        async with asyncio.timeout(30):
+            await workers._keep(0, Path(), 1.0, self.stop)
+
+
+async def test_what_no_worker_can_run_with_ends_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StokerError) as refused:
+        await Lives(monkeypatch, EXIT_STAY_DOWN, 0).kept()
+    assert refused.value.reason == "BAD_CONFIG"
+
+
+async def test_what_a_later_life_cannot_run_with_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Such as a file of keys that is just being written.
+    lives = Lives(monkeypatch, -9, EXIT_STAY_DOWN, 0)
+    await lives.kept()
+    assert not lives.left
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives = Lives(monkeypatch, OSError(12, "Cannot allocate memory"), OSError(11, "try again"), 0)
+    await lives.kept()
+    assert not lives.left
