@@ -16,6 +16,7 @@ from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.common import rpc
 from stoker.common.errors import Code, StokerError
 from stoker.router.app import RouterApp
+from stoker.router.grpc_engine import EngineCall
 from tests.fault.test_router_blame import router_before
 from tests.support.etcd import free_port
 from tests.support.router import replica, running_router, tell
@@ -120,6 +121,18 @@ async def test_a_request_id_that_no_header_can_hold_is_its_callers_fault_alone(r
         assert (error.code, error.fields[0].field) == (Code.INVALID_ARGUMENT, "request_id")
         assert app.view.pools["tiny"].fleet.health.quiet
         assert app.view.pools["tiny"].fleet.load.in_flight == 0
+
+
+async def test_the_deployments_bound_holds_though_the_replica_has_just_left() -> None:
+    async with asked(token("one"), USAGE) as (app, _):
+        pool = app.view.pools["tiny"]
+        pool.max_output_tokens = 50
+        target = pool.targets["tiny-0"]
+        tell(app, removed=["tiny-0"])
+        assert target.pool is None
+        call = EngineCall(app.engines, target, pool, REQUEST, {}, 1.0, app.config.limits)
+        assert json.loads(call._body)["max_tokens"] == 50
+        call.cancel()
 
 
 async def test_a_reader_who_stands_still_lets_the_engine_go() -> None:

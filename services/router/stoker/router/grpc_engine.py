@@ -19,7 +19,7 @@ from stoker.common.http1 import Broken, Exchange
 from stoker.openai import body as openai_body
 from stoker.openai.stream import EventStream, SlowReader, refusal
 from stoker.router.config import LimitsConfig
-from stoker.router.pools import Target
+from stoker.router.pools import Pool, Target
 from stoker.router.upstream import Engines
 
 _MOST_ERROR_BYTES = 1 << 20
@@ -36,18 +36,21 @@ class EngineCall:
         self,
         engines: Engines,
         target: Target,
+        pool: Pool,
         request: inference_pb2.GenerateRequest,
         headers: Mapping[str, str],
         seconds: float,
         limits: LimitsConfig,
     ) -> None:
-        """It ends after `seconds` at the latest. Raises InvalidRequest for what no engine takes."""
-        pool = target.pool
+        """It ends after `seconds` at the latest. `pool`'s bounds hold: `target` may have left it since.
+
+        Raises InvalidRequest for what no engine takes.
+        """
         path, body = openai_body.build(
             request,
             request.model,
-            max_model_len=pool.max_model_len if pool is not None else 0,
-            max_output=pool.max_output_tokens if pool is not None else 0,
+            max_model_len=pool.max_model_len,
+            max_output=pool.max_output_tokens,
         )
         self._engines = engines
         self._url = target.url + path

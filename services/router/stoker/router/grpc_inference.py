@@ -124,7 +124,7 @@ class InferenceServer:
                 decided = flight.decided
                 _tell(context, decided)
                 course.serving, request.replica_id = decided.target.id, decided.target.record.replica_id
-                call = self._call(request, decided.target, context, course)
+                call = self._call(request, decided, context, course)
                 started: bytes | None = None
                 flowing = finished = False
                 try:
@@ -162,13 +162,14 @@ class InferenceServer:
             course.tried |= decided.target.siblings
 
     def _call(
-        self, request: inference_pb2.GenerateRequest, target: Target, context: Context, course: Course
+        self, request: inference_pb2.GenerateRequest, decided: Decided, context: Context, course: Course
     ) -> _Stream | EngineCall:
         """One try on one replica."""
+        target = decided.target
         seconds = self._time_left(context, course.since)
         if self._engines is not None:
             headers = {**dict(_trace(context)), **target.headers}
-            return EngineCall(self._engines, target, request, headers, seconds, self._limits)
+            return EngineCall(self._engines, target, decided.plan.pool, request, headers, seconds, self._limits)
         return self._channels.stream(target.record.agent_endpoint, f"/{SERVICE}/Generate")(
             request.SerializeToString(), timeout=seconds, metadata=self._shown(context, target)
         )
