@@ -318,10 +318,10 @@ class PlainFleet:
             weight = prefill + kv
             share = math.ceil(slack * (total + weight) * part)
             place = rank.get(name, RANKS)
-            fresh = prefill - config.home_credit * unknown if name == home else prefill
+            credit = config.home_credit * unknown if name == home else 0.0
             guess = unseen[name] * warm * request.block_size * homes.get(name, 0)
-            fresh -= config.ring_credit * max(0.0, guess - cached)
-            cost = (load + config.miss_weight * fresh) / rates[name]
+            credit = max(credit, config.ring_credit * max(0.0, guess - cached))
+            cost = (load + config.miss_weight * (prefill - credit)) / rates[name]
             bound = max(share, config.floor_tokens * warm)
             views.append(Candidate(name, cost, load, weight, bound, exact, speculative, cached, trust[name], place))
         return views, home

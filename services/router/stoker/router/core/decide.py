@@ -124,15 +124,15 @@ def weigh(request: Request, fleet: Fleet, panel: Panel, now: float, rng: Random)
     load = fleet.load.loads(now)[panel.seats]
     prefill = float(request.prompt_tokens) - found.cached
     weight = prefill + config.kv_weight * (request.prompt_tokens + request.output_tokens)
-    fresh = prefill
-    if home is not None:
-        unknown = max(0, request.prompt_tokens - request.block_size * found.deepest)
-        fresh = prefill.copy()
-        fresh[home] -= config.home_credit * unknown
+    credit = np.zeros(len(panel))
     if unseen is not None and request.keys:
         guess = homes.depths(request, fleet, panel) * (unseen if warmth is None else unseen * warmth)
-        fresh = fresh - config.ring_credit * np.maximum(0.0, guess - found.cached)
-    cost = (load + config.miss_weight * fresh) / fleet.rates.column[panel.seats]
+        credit = config.ring_credit * np.maximum(0.0, guess - found.cached)
+    if home is not None:
+        # The same guess by another depth: it does not count twice.
+        unknown = max(0, request.prompt_tokens - request.block_size * found.deepest)
+        credit[home] = max(credit[home], config.home_credit * unknown)
+    cost = (load + config.miss_weight * (prefill - credit)) / fleet.rates.column[panel.seats]
     return Weighed(panel, found, request.block_size, cost, load, weight, float(load.sum()), warmth, key, home)
 
 
