@@ -18,7 +18,7 @@ from stoker.common.errors import Code, Exhausted, StokerError, Unavailable
 from stoker.common.rpc import RpcServer
 from stoker.common.tickets import TicketRefused
 from tests.support.etcd import free_port
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, forever
 
 PICK = router_pb2.PickEvent.Name
 
@@ -58,6 +58,9 @@ class Router(_Router):  # type: ignore[misc]
     failure: StokerError | None = None
     asked: list[tuple[router_pb2.PickRequest, dict[str, str]]] = field(default_factory=list)
     told: list[tuple[str, int, bool]] = field(default_factory=list)
+    deaf_to: int = 0
+    """So many reports arrive and are never answered, nor heard."""
+    unheard: int = 0
 
     async def Pick(self, request: router_pb2.PickRequest, context: Any) -> router_pb2.PickResponse:
         self.asked.append((request, dict(context.invocation_metadata())))
@@ -70,6 +73,9 @@ class Router(_Router):  # type: ignore[misc]
     async def ReportPicks(
         self, request: router_pb2.ReportPicksRequest, context: Any
     ) -> router_pb2.ReportPicksResponse:
+        if self.unheard < self.deaf_to:
+            self.unheard += 1
+            await forever()
         self.told += [(PICK(r.event).removeprefix("PICK_EVENT_"), r.place, r.fault) for r in request.reports]
         return router_pb2.ReportPicksResponse()
 
@@ -177,6 +183,14 @@ async def test_what_the_request_did_wrong_moves_and_blames_nobody() -> None:
             await here.ask()
         assert not here.nodes[1].asked
         await here.router.has_been_told(("DROPPED", 0, False))
+
+
+async def test_what_is_on_its_way_when_a_client_closes_is_told_again() -> None:
+    router = Router(deaf_to=1)
+    async with world(Node(), router=router) as made:
+        await made.ask()
+        await eventually(lambda: router.unheard == 1, "the report is under way")
+    assert ("SERVED", 0, False) in router.told
 
 
 async def test_a_failing_fleet_is_not_hammered() -> None:

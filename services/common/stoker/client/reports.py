@@ -74,10 +74,15 @@ class Reports:
         stub: Any = router_pb2_grpc.RouterServiceStub(self._channels.to(router))
         while waiting:
             batch = [waiting.popleft() for _ in range(min(len(waiting), _BATCH))]
-            for _ in range(_TRIES):
-                with contextlib.suppress(grpc.RpcError):
-                    await stub.ReportPicks(router_pb2.ReportPicksRequest(reports=batch), timeout=_ASK_S)
-                    break
+            try:
+                for _ in range(_TRIES):
+                    with contextlib.suppress(grpc.RpcError):
+                        await stub.ReportPicks(router_pb2.ReportPicksRequest(reports=batch), timeout=_ASK_S)
+                        break
+            except asyncio.CancelledError:
+                # Whether the router heard is unknown; `close` tells again, and hearing twice does no harm.
+                waiting.extendleft(reversed(batch))
+                raise
 
     async def _say_alive(self) -> None:
         while True:
