@@ -258,6 +258,7 @@ async def test_a_client_cannot_choose_the_engine_nor_name_a_flight(tmp_path: Pat
             ("X-Gateway-Destination-Endpoint", "127.0.0.1:2"),
             ("x-stoker-flight", "0" * 24),
             ("x-envoy-upstream-rq-timeout-ms", "1"),
+            ("x-data-parallel-rank", "7"),
         ]
         body = {**GREEDY, "prompt": "x", "max_tokens": 2, "user": "u" * 200_000}
         async with running.http.post(f"{url}/v1/completions", json=body, headers=CIMultiDict(spoofed)) as got:

@@ -102,6 +102,14 @@ async def test_a_gateway_goes_on_with_the_next_engine_of_the_list(tmp_path: Path
         await eventually(lambda: idle(running, flights), "released", 1.0)
 
 
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_client_cannot_choose_the_rank(tmp_path: Path, mode: str) -> None:
+    async with gateway(tmp_path, mode, count=1) as (running, url, _):
+        body, named = {**GREEDY, "prompt": "x", "max_tokens": 2}, {"x-data-parallel-rank": "7"}
+        async with running.http.post(f"{url}/v1/completions", json=body, headers=named) as got:
+            assert got.status == 200, await got.text()
+
+
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [

@@ -73,6 +73,7 @@ def _listener(config: RouterConfig, listen: str) -> dict[str, Any]:
         # Nobody's x-envoy headers count: they could ask for retries and other times.
         "use_remote_address": True,
         "internal_address_config": {"unix_sockets": False},
+        "early_header_mutation_extensions": [_decided_here_alone(config)],
         "stream_idle_timeout": _seconds(config.limits.first_byte_s),
         "request_headers_timeout": "60s",
         "common_http_protocol_options": {"headers_with_underscores_action": "ALLOW", "idle_timeout": "75s"},
@@ -98,6 +99,18 @@ def _listener(config: RouterConfig, listen: str) -> dict[str, Any]:
         "filter_chains": [
             {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
         ],
+    }
+
+
+def _decided_here_alone(config: RouterConfig) -> dict[str, Any]:
+    """What clients say of it is gone before the router is asked: not each decision says all of it anew."""
+    names = [FLIGHT_HEADER, RANK_HEADER]
+    for number in _tries(config):
+        names += [endpoint_header(number), replica_header(number)]
+    kind = f"{_TYPE}extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation"
+    return {
+        "name": "envoy.http.early_header_mutation.header_mutation",
+        "typed_config": {"@type": kind, "mutations": [{"remove": name} for name in names]},
     }
 
 

@@ -297,7 +297,10 @@ def _picked(answer: Answer) -> pb.CommonChange:
     headers = {_PICKED: ",".join(_endpoints(answer)), "x-request-id": answer.headers["x-request-id"]}
     if RANK_HEADER in answer.headers:
         headers[RANK_HEADER] = answer.headers[RANK_HEADER]
-    return pb.CommonChange(header_mutation=_set(headers), clear_route_cache=True)
+    change = _set(headers)
+    if RANK_HEADER not in headers:
+        change.remove_headers.append(RANK_HEADER)  # a client's own: the decision is the router's
+    return pb.CommonChange(header_mutation=change, clear_route_cache=True)
 
 
 def _metadata(answer: Answer) -> struct_pb2.Struct:
