@@ -14,6 +14,7 @@ from stoker.api.inference.v1 import inference_pb2 as pb
 from stoker.common.errors import Code, InvalidRequest, StokerError
 from stoker.openai import body as openai_body
 from stoker.openai.stream import EventStream, refusal
+from stoker.router.grpc_prompt import of_generate
 
 
 def request(**fields: Any) -> pb.GenerateRequest:
@@ -186,6 +187,34 @@ def test_nonsense_names_its_field(asked: pb.GenerateRequest, field: str) -> None
     with pytest.raises(InvalidRequest) as caught:
         body(asked, max_model_len=10)
     assert caught.value.fields[0].field == field
+
+
+def masses() -> list[tuple[pb.GenerateRequest, str]]:
+    """Requests of well below 16 MiB that would take seconds to turn into JSON."""
+    much = json_format.ParseDict({"x": [None] * 200_000}, struct_pb2.Struct())
+    many = pb.ChatMessage(role="user", content=[pb.ContentPart()] * 30_000)
+    return [
+        (request(chat=pb.Chat(messages=[pb.ChatMessage(role="user")] * 30_000)), "chat.messages"),
+        (request(chat=chat(many)), "chat.messages"),
+        (request(chat=chat(message("assistant", tool_calls=[pb.ToolCall()] * 30_000))), "chat.messages"),
+        (request(chat=chat(tools=[pb.Tool(name="f")] * 30_000)), "chat.messages"),
+        (request(chat=chat(tools=[pb.Tool(name="f", parameters=much)])), "chat.tools"),
+        (request(chat=chat(template_kwargs=much)), "chat.tools"),
+        (request(extra=much), "extra"),
+        (request(sampling=pb.Sampling(logit_bias=dict.fromkeys(range(150_000), 1.0))), "sampling.logit_bias"),
+        (request(sampling=pb.Sampling(allowed_token_ids=range(1_000_001))), "sampling.allowed_token_ids"),
+    ]
+
+
+@pytest.mark.parametrize(("asked", "field"), masses())
+def test_what_takes_long_to_read_is_refused_before(asked: pb.GenerateRequest, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        body(asked)
+    assert caught.value.fields[0].field == field
+    if field.startswith("chat"):
+        with pytest.raises(InvalidRequest) as caught:
+            of_generate(asked, b"")
+        assert caught.value.fields[0].field == field
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

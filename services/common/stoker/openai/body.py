@@ -19,6 +19,10 @@ _RESERVED = {"model", "prompt", "messages", "stream", "stream_options"}
 _MAX_STOPS = 64
 MOST_TOKEN_IDS = 1_000_000
 """In one prompt. To copy so many takes 0.1 s, in which nothing else happens."""
+# To read so much takes some 50 ms each.
+_MOST_ITEMS = 20_000
+_MOST_STRUCT_BYTES = 512 * 1024
+_MOST_BIASES = 100_000
 
 _SCALARS = (
     "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
@@ -93,6 +97,11 @@ def _check(sampling: inference_pb2.Sampling, max_output: int, max_n: int) -> Non
         raise InvalidRequest.field("sampling.min_tokens", f"must be at most max_tokens ({sampling.max_tokens})")
     if len(sampling.stop) > _MAX_STOPS or "" in sampling.stop:
         raise InvalidRequest.field("sampling.stop", f"give at most {_MAX_STOPS} texts, none of them empty")
+    for name in _LISTS:
+        if len(getattr(sampling, name)) > MOST_TOKEN_IDS:
+            raise InvalidRequest.field(f"sampling.{name}", f"give at most {MOST_TOKEN_IDS}")
+    if len(sampling.logit_bias) > _MOST_BIASES:
+        raise InvalidRequest.field("sampling.logit_bias", f"give at most {_MOST_BIASES}")
     for token, bias in sampling.logit_bias.items():
         if math.isnan(bias) or not -100 <= bias <= 100:
             raise InvalidRequest.field("sampling.logit_bias", f"must be from -100 to 100, is {bias:g} for {token}")
@@ -141,8 +150,25 @@ def _chat_prompt(chat: inference_pb2.Chat) -> dict[str, Any]:
     return body
 
 
+def refuse_huge(chat: inference_pb2.Chat) -> None:
+    """Raises InvalidRequest for a conversation that would hold up everything else while it is read."""
+    items = len(chat.messages) + len(chat.tools)
+    if items <= _MOST_ITEMS:
+        items += sum(len(message.content) + len(message.tool_calls) for message in chat.messages)
+    if items > _MOST_ITEMS:
+        raise InvalidRequest.field(
+            "chat.messages", f"messages, their parts and tools are more than {_MOST_ITEMS}; send fewer"
+        )
+    size = chat.template_kwargs.ByteSize() + sum(tool.parameters.ByteSize() for tool in chat.tools)
+    if size > _MOST_STRUCT_BYTES:
+        raise InvalidRequest.field(
+            "chat.tools", f"their parameters and template_kwargs are more than {_MOST_STRUCT_BYTES} bytes"
+        )
+
+
 def chat_fields(chat: inference_pb2.Chat) -> dict[str, Any]:
     """What renders a conversation: the part that generating and tokenizing share."""
+    refuse_huge(chat)
     if not chat.messages:
         raise InvalidRequest.field("chat.messages", "the conversation is empty; give at least one message")
     body: dict[str, Any] = {"messages": [_message(message, at) for at, message in enumerate(chat.messages)]}
@@ -222,6 +248,8 @@ def _structured(form: inference_pb2.StructuredOutput) -> dict[str, Any]:
 
 
 def _extra(extra: struct_pb2.Struct) -> dict[str, Any]:
+    if extra.ByteSize() > _MOST_STRUCT_BYTES:
+        raise InvalidRequest.field("extra", f"is larger than {_MOST_STRUCT_BYTES} bytes")
     for name in extra.fields:
         if name in _OWN:
             raise InvalidRequest.field(f"extra.{name}", "cannot be set here; use the request's own field")

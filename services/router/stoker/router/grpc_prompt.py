@@ -11,10 +11,11 @@ from stoker.api.inference.v1 import inference_pb2
 from stoker.api.router.v1 import router_pb2
 from stoker.common.blocks import unpack_keys
 from stoker.common.errors import InvalidRequest
-from stoker.openai.body import MOST_TOKEN_IDS
+from stoker.openai.body import MOST_TOKEN_IDS, refuse_huge
 from stoker.router.prompt import CHAT, COMPLETIONS, Asked, Prompt, asked_in_tokens, keyed, tokenized
 from stoker.router.render import Conversation
 
+_MOST_TEXTS = 2048  # as node agents take
 _MEDIA = ("image_url", "audio_url", "video_url")
 
 
@@ -70,8 +71,8 @@ def of_tokenized(request: router_pb2.TokenizedPrompt) -> Asked:
 def of_embed(request: inference_pb2.EmbedRequest, raw: bytes) -> Asked:
     """Read an Embed request. Raises InvalidRequest naming the field."""
     _need_model(request.model)
-    if not request.texts:
-        raise InvalidRequest.field("texts", "give at least one text")
+    if not 1 <= len(request.texts) <= _MOST_TEXTS:
+        raise InvalidRequest.field("texts", f"give 1 to {_MOST_TEXTS} texts, not {len(request.texts)}")
     return Asked("embeddings", request.model, Prompt(raw, texts=list(request.texts)))
 
 
@@ -102,6 +103,7 @@ def _prompt(kind: str, request: Any, common: dict[str, Any]) -> Prompt:
     chat = request.chat
     if not chat.messages:
         raise InvalidRequest.field("chat.messages", "give at least one message, for example a user's")
+    refuse_huge(chat)
     if chat.template:
         return Prompt(unreadable="own_template", **common)
     variables = _plain("chat.template_kwargs", chat.template_kwargs) if chat.HasField("template_kwargs") else {}
