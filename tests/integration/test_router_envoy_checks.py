@@ -18,6 +18,7 @@ from stoker.router.envoy.addresses import Addresses
 from stoker.router.envoy.check import Checks
 from stoker.router.envoy.flights import Ending, Flights
 from stoker.router.envoy.protocol import Answer, Ask
+from stoker.router.prompt import read
 from tests.support.engines import TINY
 from tests.support.router import replica, running_router, tell, tokenizer_of
 
@@ -132,3 +133,22 @@ async def test_what_is_given_up_before_it_began_leaves_nothing(way: str) -> None
         assert not len(there.flights)
         assert not there.app.router.in_flight
         assert there.app.view.pools["tiny"].fleet.load.in_flight == 0
+
+
+async def test_what_was_read_for_envoy_is_known_on_the_openai_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with desk() as there:
+        answered = await there.answer(body(stream=True))
+        (flight,) = there.flights.now()
+        assert flight.flight is not None
+        made = flight.flight.decided.plan
+        assert not made.request.streamed, "nobody tells when its first token comes"
+        there.end(answered)
+        monkeypatch.setattr(there.app.router.planner, "plan", None)  # would be called for what is not known
+        raw = json.dumps(body(stream=True)).encode()
+        asked = read("completions", json.loads(raw), raw)
+        plan = await there.app.router.plan(asked, body=raw)
+        assert list(plan.request.keys) == list(made.request.keys)
+        assert plan.tokens == made.tokens
+        assert plan.request.streamed
+        with pytest.raises(TypeError):
+            await there.app.router.plan(asked, body=raw + b" ")

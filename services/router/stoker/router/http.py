@@ -124,6 +124,7 @@ class OpenAIServer:
                 self._router.tenants.caller(request.headers, asked.priority),
                 policy=request.headers.get("x-stoker-policy", ""),
                 pinned=self._holder(asked.fields.get("previous_response_id")),
+                body=raw,
             )
             answer = self._continuing.continuations.begin(asked, plan, asked.fields)
             return await self._serve(call, plan, raw, None if answer is None else Noted(answer))

@@ -18,6 +18,7 @@ from stoker.router.decisions import Decided, Recent
 from stoker.router.plan import NONE, TOKENS, Basis, Plan, Planner
 from stoker.router.pools import Target
 from stoker.router.prompt import Asked
+from stoker.router.recall import Known, Recall
 from stoker.router.recorder import Ended, Recorder
 from stoker.router.tenants import NOBODY, Caller, Tenants
 from stoker.router.turns import Turns
@@ -180,6 +181,7 @@ class Router:
         self.clock = clock
         self.tenants = Tenants(tenants or TenantsConfig(), clock)
         self.recent = Recent()
+        self.recall = Recall()
         self.turns = Turns(queue or QueueConfig(), rng, clock)
         self.in_flight = 0
         self.draining = False
@@ -194,19 +196,43 @@ class Router:
         self.recorder = recorder
 
     async def plan(
-        self, asked: Asked, caller: Caller = NOBODY, *, policy: str = "", pinned: str = "", told_late: bool = False
+        self,
+        asked: Asked,
+        caller: Caller = NOBODY,
+        *,
+        policy: str = "",
+        pinned: str = "",
+        told_late: bool = False,
+        body: bytes = b"",
     ) -> Plan:
         """Read a request as far as the decision needs. `told_late`: its first token will be heard of late, if at all.
 
+        `body` is given where the very same bytes may come again.
         Raises NotFound, Unavailable, InvalidRequest, and Exhausted where its tenant has used what it may.
         """
-        plan = await self.draft(asked, policy)
+        plan = await self.draft(asked, policy, body)
         return self.charge(plan, caller, pinned=pinned, told_late=told_late)
 
-    async def draft(self, asked: Asked, policy: str = "") -> Plan:
+    async def draft(self, asked: Asked, policy: str = "", body: bytes = b"") -> Plan:
         """A plan that is nobody's yet. Raises NotFound, Unavailable, InvalidRequest."""
+        known = self.recalled(asked.api, body, policy) if body else None
+        if known is not None:
+            return known.plan
         pool, adapter = self.view.resolve(asked.model)
-        return await self.planner.plan(asked, pool, adapter, self._policy_of(policy))
+        plan = await self.planner.plan(asked, pool, adapter, self._policy_of(policy))
+        if body and plan.source == TOKENS:
+            basis, now = self.planner.basis(pool), self.clock()
+            self.recall.note(asked.api, Known(body, asked.model, asked.stream, asked.priority, plan, basis, now))
+        return plan
+
+    def recalled(self, api: str, body: bytes, policy: str = "") -> Known | None:
+        """What was made of the same body, where it still holds. Raises NotFound, Unavailable, InvalidRequest."""
+        known = self.recall.find(api, body, self.clock())
+        if known is None or not self.holds(known.plan, known.basis, known.model, policy):
+            return None
+        metrics.RECALLED.inc()
+        metrics.of(metrics.KEYS, known.plan.source, known.plan.why).inc()
+        return known
 
     def draft_at_once(self, asked: Asked, policy: str = "") -> Plan | None:
         """The same where that holds up nobody; None for what is a thread's work."""

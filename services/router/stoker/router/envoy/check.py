@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stoker.common.errors import NotFound, StokerError
 from stoker.router import metrics
@@ -25,10 +25,9 @@ from stoker.router.http import (
     seconds_allowed,
 )
 from stoker.router.openai_errors import MethodNotAllowed
-from stoker.router.plan import TOKENS, Plan
+from stoker.router.plan import Plan
 from stoker.router.pools import Target
 from stoker.router.prompt import RESPONSES
-from stoker.router.recall import Known, Recall
 from stoker.router.routing import Admission, Flight, Router
 
 TIMEOUT_HEADER = "x-envoy-upstream-rq-timeout-ms"
@@ -71,7 +70,6 @@ class Checks:
         self._flights = flights
         self._limits = limits
         self._addresses = addresses
-        self._recall = Recall()
 
     def decide(self, ask: Ask) -> Answer | Awaitable[Answer]:
         """One check: the answer, where nothing has to be waited for. Never raises, nor does what is to be awaited,
@@ -108,15 +106,11 @@ class Checks:
     def _recalled(self, check: _Check) -> Plan | None:
         """The plan of a body that was read before, charged to its caller."""
         headers, router = check.ask.headers, self._router
-        known = self._recall.find(check.api, check.ask.body, router.clock())
+        known = router.recalled(check.api, check.ask.body, headers.get("x-stoker-policy", ""))
         if known is None:
             return None
-        if not router.holds(known.plan, known.basis, known.model, headers.get("x-stoker-policy", "")):
-            return None
-        metrics.RECALLED.inc()
-        metrics.of(metrics.KEYS, known.plan.source, known.plan.why).inc()
         check.stream = known.stream
-        return router.charge(known.plan, router.tenants.caller(headers, known.priority))
+        return router.charge(known.plan, router.tenants.caller(headers, known.priority), told_late=True)
 
     def _barred(self, check: _Check, plan: Plan) -> frozenset[str]:
         """Replicas that who asks does not want."""
@@ -168,14 +162,7 @@ class Checks:
         asked = await read_body(check.api, ask.body)
         check.stream = asked.stream
         caller = router.tenants.caller(ask.headers, asked.priority)
-        plan = await router.draft(asked, ask.headers.get("x-stoker-policy", ""))
-        if plan.source == TOKENS:
-            request = plan.request
-            plan = replace(plan, request=replace(request, streamed=False)) if request.streamed else plan
-            basis = router.planner.basis(plan.pool)
-            self._recall.note(
-                check.api, Known(ask.body, asked.model, asked.stream, asked.priority, plan, basis, router.clock())
-            )
+        plan = await router.draft(asked, ask.headers.get("x-stoker-policy", ""), ask.body)
         return router.charge(plan, caller, told_late=True)
 
     # --- the answer ----------------------------------------------------------------------------------------
