@@ -37,6 +37,7 @@ BLOCK = 16
 REPLICAS = (10, 100, 1_000)
 TOKENS = (64, 256, 1_024, 4_096, 16_384, 32_768, 131_072)
 ROUTERS = (1, 2, 4, 8)
+TAIL_CHARS = 2_000
 NEW_BLOCKS = 32  # of a prompt whose beginning the fleet knows
 
 Lines = dict[str, list[tuple[float, float]]]
@@ -128,7 +129,7 @@ def _changing(fleet: Fleet, requests: list[Request], rng: Random) -> float:
 
 
 def by_prompt() -> Lines:
-    """Texts of words, as a chat's message; over 100 replicas."""
+    """Texts of words, as one message of a chat, or a plain text; over 100 replicas."""
     lines: Lines = {}
     tokenizer = tokenizer_of(cached(TINY))[1]
     for count in TOKENS:
@@ -138,6 +139,7 @@ def by_prompt() -> Lines:
         ids = array("I", [rng.randrange(150_000) for _ in range(count)])
         costs: Iterable[tuple[str, float]] = (
             ("tokenize, never seen", _tokenizing(tokenizer, count, rng, min(rounds, 20))),
+            ("tokenize, seen but for 2 KB at its end", _tokenizing_tails(tokenizer, count, rng, min(rounds, 20))),
             ("tokenize, seen before", _tokenizing_again(tokenizer, count, rng, rounds)),
             ("hash, never seen", p50(lambda _, ids=ids: block_keys(ids, BLOCK, 0), rounds)),  # type: ignore[misc]
             ("hash, seen before", _hashing_again(ids, rounds)),
@@ -158,6 +160,14 @@ def _text(tokenizer: ModelTokenizer, count: int, rng: Random) -> str:
 def _tokenizing(tokenizer: ModelTokenizer, count: int, rng: Random, rounds: int) -> float:
     texts = [_text(tokenizer, count, rng) for _ in range(rounds)]
     return p50(lambda number: tokenizer.encode(texts[number], add_special_tokens=False), rounds)
+
+
+def _tokenizing_tails(tokenizer: ModelTokenizer, count: int, rng: Random, rounds: int) -> float:
+    """One long text without a special token within, each time with another end."""
+    begin = _text(tokenizer, count, rng).removesuffix(f"{TURN_END}\n")
+    tails = [f" {' '.join(rng.choices(WORDS, k=TAIL_CHARS))}"[:TAIL_CHARS] for _ in range(rounds)]
+    tokenizer.encode(begin, add_special_tokens=False)
+    return p50(lambda number: tokenizer.encode(begin + tails[number], add_special_tokens=False), rounds)
 
 
 def _tokenizing_again(tokenizer: ModelTokenizer, count: int, rng: Random, rounds: int) -> float:

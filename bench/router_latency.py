@@ -2,9 +2,10 @@
 
     python bench/router_latency.py                    # sim engine, 2 KB prompts, one client; a table
     python bench/router_latency.py -o json --prompt-bytes 100000 --requests 100
+    python bench/router_latency.py --shared           # also with prompts whose first half is the same in all
 
 One engine and one router, each in a process of its own; every prompt is new, so that neither side has it
-tokenized or cached. `added` is the median of the pairwise differences.
+tokenized or cached, except in the rows named "shared half". `added` is the median of the pairwise differences.
 """
 
 from __future__ import annotations
@@ -89,9 +90,10 @@ def body(kind: str, text: str) -> bytes:
     return json.dumps(fields).encode()
 
 
-async def measure(ports: dict[str, int], kind: str, options: argparse.Namespace) -> dict[str, object]:
+async def measure(ports: dict[str, int], kind: str, options: argparse.Namespace, shared: bool) -> dict[str, object]:
     # Prompts of its own: the router remembers the tokens of those that it has seen.
-    rng = random.Random(f"{options.seed} {kind}")
+    rng = random.Random(f"{options.seed} {kind} {shared}")
+    half = prompt(rng, options.prompt_bytes // 2) if shared else ""
     clients = {name: Client(port) for name, port in ports.items()}
     for client in clients.values():
         await client.open()
@@ -99,12 +101,13 @@ async def measure(ports: dict[str, int], kind: str, options: argparse.Namespace)
     for turn in range(options.requests + 20):
         # Each goes first every other time.
         for name in sorted(ports, reverse=bool(turn % 2)):
-            first, _ = await clients[name].ask(KINDS[kind][0], body(kind, prompt(rng, options.prompt_bytes)))
+            text = half + prompt(rng, options.prompt_bytes - len(half))
+            first, _ = await clients[name].ask(KINDS[kind][0], body(kind, text))
             if turn >= 20:
                 taken[name].append(first * 1000)
     added = [routed - direct for routed, direct in zip(taken["router"], taken["direct"], strict=True)]
     return {
-        "kind": kind,
+        "kind": f"{kind}, shared half" if shared else kind,
         "prompt_bytes": options.prompt_bytes,
         "requests": options.requests,
         "direct_p50_ms": round(statistics.median(taken["direct"]), 3),
@@ -146,7 +149,8 @@ async def run(options: argparse.Namespace) -> list[dict[str, object]]:
                     if not line:
                         raise RuntimeError("the router did not start")
                 ports = {"direct": engine.request.http_port, "router": int(line)}
-                return [await measure(ports, kind, options) for kind in KINDS]
+                halves = (False, True) if options.shared else (False,)
+                return [await measure(ports, kind, options, shared) for shared in halves for kind in KINDS]
             finally:
                 router.terminate()
                 await router.wait()
@@ -157,6 +161,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=("sim", "vllm"), default="sim")
     parser.add_argument("--prompt-bytes", type=int, default=2048)
     parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--shared", action="store_true", help="also measure prompts that share their first half")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -169,9 +174,9 @@ def main() -> None:
         print(json.dumps(rows, indent=2))
         return
     names = list(rows[0])
-    print("  ".join(f"{name:>17}" for name in names))
+    print("  ".join(f"{name:>14}" if number else f"{name:<30}" for number, name in enumerate(names)))
     for row in rows:
-        print("  ".join(f"{row[name]!s:>17}" for name in names))
+        print("  ".join(f"{row[name]!s:>14}" if number else f"{row[name]:<30}" for number, name in enumerate(names)))
 
 
 if __name__ == "__main__":

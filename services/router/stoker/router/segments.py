@@ -25,8 +25,9 @@ _ENTRY_CHARS = 200
 """What an entry takes beside its text."""
 _SHORTEST = 256
 """Shorter texts are tokenized in less time than they are looked for."""
-_CHUNK = 512
-"""Characters, from the beginning of what stands between special tokens."""
+_CHUNK, _LATER_CHUNK, _LATER = 512, 2_048, 32_768
+"""Characters, from the beginning of what stands between special tokens, and behind so many of them: to look for a
+chunk takes as long as to tokenize six characters, and half of one is tokenized anew where a text's end is new."""
 _TRIED = ("a b", " a", "b ", "\n\nc\n", "é漢 x", "1 2", "")
 
 
@@ -89,7 +90,9 @@ class SegmentedEncoder:
         if self._boundaries is None or len(text) <= _CHUNK:
             return [text] if text else []
         chunks, start = [], 0
-        while (cut := self._boundaries.search(text, start + _CHUNK)) is not None:
+        while (
+            cut := self._boundaries.search(text, start + (_CHUNK if start < _LATER else _LATER_CHUNK))
+        ) is not None:
             chunks.append(text[start : cut.start()])
             start = cut.end()
         chunks.append(text[start:])
