@@ -89,14 +89,14 @@ class SegmentedEncoder:
         """By the text before each cut alone, so that texts that begin alike have the same chunks."""
         if self._boundaries is None or len(text) <= _CHUNK:
             return [text] if text else []
-        chunks, start = [], 0
-        while (
-            cut := self._boundaries.search(text, start + (_CHUNK if start < _LATER else _LATER_CHUNK))
-        ) is not None:
+        chunks: list[str] = []
+        start = 0
+        while True:
+            cut = self._boundaries.search(text, start + (_CHUNK if start < _LATER else _LATER_CHUNK))
+            if cut is None:
+                return [*chunks, text[start:]]
             chunks.append(text[start : cut.start()])
             start = cut.end()
-        chunks.append(text[start:])
-        return chunks
 
     def _bare(self, texts: list[str]) -> list[Sequence[int]]:
         return self._whole(texts, add_special_tokens=False)

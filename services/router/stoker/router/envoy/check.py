@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker.common.errors import NotFound, StokerError
 from stoker.router import metrics
