@@ -45,6 +45,18 @@ def test_special_tokens_are_added_where_the_engine_adds_them() -> None:
     assert prompt(RESPONSES, input="x").add_special_tokens
 
 
+@pytest.mark.parametrize("said", [16000, 16000.0, "16000", "16_000", " 16000.0 "])
+def test_what_the_engine_takes_for_a_number_counts_as_one(said: object) -> None:
+    asked = prompt(COMPLETIONS, prompt="x", max_tokens=said, n=said)
+    assert (asked.max_output_tokens, asked.choices) == (16000, 16000)
+
+
+@pytest.mark.parametrize("said", [True, "x", "", "9" * 5000, 1.5, -1, float("inf"), float("nan"), [], {}])
+def test_what_is_no_count_is_left_to_the_engine(said: object) -> None:
+    asked = prompt(COMPLETIONS, prompt="x", max_tokens=said, n=said)
+    assert (asked.max_output_tokens, asked.choices) == (None, 1)
+
+
 def test_max_completion_tokens_win_over_max_tokens() -> None:
     messages = [{"role": "user", "content": "x"}]
     both = prompt(CHAT, messages=messages, max_tokens=1, max_completion_tokens=2)

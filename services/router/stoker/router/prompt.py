@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ EMBEDDINGS = "embeddings"
 TOKENIZE = "tokenize"
 
 _MOST_KEYS = 1_000_000
+_LONGEST_NUMBER = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,8 @@ def read(api: str, body: Mapping[str, Any], raw: bytes) -> Asked:
 def _common(body: Mapping[str, Any], raw: bytes, *output_fields: str, special: bool) -> dict[str, Any]:
     limit, limit_field = None, output_fields[-1] if output_fields else "max_tokens"
     for name in output_fields:
-        if _is_count(body.get(name)):
-            limit, limit_field = body[name], name
+        if (limit := _count(body.get(name))) is not None:
+            limit_field = name
             break
     truncate = body.get("truncate_prompt_tokens")
     salt = body.get("cache_salt")
@@ -159,7 +161,7 @@ def _common(body: Mapping[str, Any], raw: bytes, *output_fields: str, special: b
         "raw": raw,
         "max_output_tokens": limit,
         "max_output_field": limit_field,
-        "choices": body["n"] if _is_count(body.get("n")) and body["n"] > 0 else 1,
+        "choices": _count(body.get("n")) or 1,
         "cache_salt": salt if isinstance(salt, str) else "",
         "add_special_tokens": wanted if isinstance(wanted, bool) else special,
         "truncate_to": truncate if isinstance(truncate, int) and not isinstance(truncate, bool) else None,
@@ -172,8 +174,14 @@ def _is_costly(body: Mapping[str, Any]) -> bool:
     return any(isinstance(value, Raw) for value in body.values())
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _count(value: object) -> int | None:
+    """A number, as engines read it: `5.0` and `"5"` are 5 to them. None for what is none."""
+    if isinstance(value, str) and len(value) <= _LONGEST_NUMBER:
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _are_counts(values: list[Any]) -> bool:
