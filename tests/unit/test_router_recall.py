@@ -5,10 +5,14 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any, cast
 
+import pytest
+
 from stoker.router import core
 from stoker.router.plan import TOKENS, Plan
 from stoker.router.pools import Pool
+from stoker.router.prompt import COMPLETIONS, Asked, Prompt, tokenized
 from stoker.router.recall import Known, Recall
+from tests.support.picking import World, packed
 
 BASIS: Any = (None, 16, 0, 0)
 
@@ -74,3 +78,25 @@ def test_what_was_rendered_is_not_the_prompt_for_ever() -> None:
     recall.note("completions", known(b"body"))
     assert find(recall, "completions", b"body", 390.0) is not None
     assert find(recall, "completions", b"body", 401.0) is None
+
+
+async def test_what_changed_while_a_body_was_read_is_not_taken_for_what_it_was_read_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    router, pool, read = world.router, world.view.pools["tiny"], world.router.planner.plan
+
+    async def slow(*how: Any) -> Plan:
+        plan = await read(*how)
+        pool.max_model_len += 1
+        return plan
+
+    monkeypatch.setattr(router.planner, "plan", slow)
+    asked = Asked(COMPLETIONS, "tiny", Prompt(b"", tokenized=tokenized(packed(64))), True)
+    await router.draft(asked, body=b"the body")
+    assert router.recalled(COMPLETIONS, b"the body") is None
+    monkeypatch.setattr(router.planner, "plan", read)
+    plan = await router.draft(asked, body=b"the body")
+    known = router.recalled(COMPLETIONS, b"the body")
+    assert known is not None
+    assert known.plan is plan

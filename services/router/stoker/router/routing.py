@@ -219,9 +219,10 @@ class Router:
         if known is not None:
             return known.plan
         pool, adapter = self.view.resolve(asked.model)
+        basis = self.planner.basis(pool)  # what changes while the prompt is read must not pass for it
         plan = await self.planner.plan(asked, pool, adapter, self._policy_of(policy))
         if body and plan.source == TOKENS:
-            basis, now = self.planner.basis(pool), self.clock()
+            now = self.clock()
             self.recall.note(asked.api, Known(body, asked.model, asked.stream, asked.priority, plan, basis, now))
         return plan
 
