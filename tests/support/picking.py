@@ -23,7 +23,7 @@ from stoker.router.tenants import NOBODY, Caller
 from stoker.router.view import View
 from tests.support.router import replica
 
-UNHEARD_S, SILENCE_S = 12.0, 15.0
+UNHEARD_S, SILENCE_S, LONGEST_S = 12.0, 15.0, 60.0
 
 
 def packed(tokens: int, first: int = 0) -> bytes:
@@ -51,7 +51,7 @@ class World:
             rng=random.Random(1),
             clock=lambda: self.now,
         )
-        self.picks = Picks(self.router, UNHEARD_S, SILENCE_S)
+        self.picks = Picks(self.router, UNHEARD_S, SILENCE_S, LONGEST_S)
         signer = Signer(KeyFile(str(keys) if keys else ""), 10.0, lambda: self.wall)
         self.signer = signer
         self.picker = Picker(self.router, self.picks, signer, 2)

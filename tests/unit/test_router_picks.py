@@ -17,7 +17,7 @@ from stoker.router.grpc_prompt import of_tokenized
 from stoker.router.picking.picks import Event
 from stoker.router.server import RouterServer
 from stoker.router.tenants import Caller
-from tests.support.picking import SILENCE_S, UNHEARD_S, World, packed
+from tests.support.picking import LONGEST_S, SILENCE_S, UNHEARD_S, World, packed
 
 KEYS = f"one {'0a' * 32}"
 
@@ -93,6 +93,16 @@ async def test_nobody_ends_anothers(world: World) -> None:
     world.picks.tell("0" * 24, Event.SERVED)
     world.picks.tell("", Event.MOVED, 1)
     assert len(world.picks) == 1
+
+
+async def test_nobody_keeps_a_pick_alive_for_longer_than_a_request_may_take(world: World) -> None:
+    picked = await world.pick()
+    while world.now < 100.0 + LONGEST_S:
+        assert len(world.picks) == 1
+        world.picks.tell(picked.pick_id, Event.ALIVE)
+        world.now += SILENCE_S / 2
+        world.picks.sweep()
+    assert world.idle()
 
 
 async def test_a_first_token_ends_the_prefill(world: World) -> None:

@@ -95,7 +95,8 @@ class RouterApp:
         self._openai = OpenAIServer(self.router, self.engines, config.limits, self._siblings)
         signer = Signer(keys or KeyFile(config.tickets.keys), config.pick.ticket_s)
         self._own_pass = signer.own_pass
-        self.picks = Picks(self.router, config.pick.ticket_s + _ON_ITS_WAY_S, config.pick.silence_s, self._siblings)
+        unheard_s, longest_s = config.pick.ticket_s + _ON_ITS_WAY_S, config.limits.request_s
+        self.picks = Picks(self.router, unheard_s, config.pick.silence_s, longest_s, self._siblings)
         self.picker = Picker(self.router, self.picks, signer, config.pick.alternatives, self._siblings)
         self.pick_http = self._pick_port() if config.listen.pick else None
         self.envoy = ExtAuthz(config, self.router, self._siblings) if config.listen.ext_authz else None

@@ -42,8 +42,16 @@ class _Pick:
 class Picks:
     """All of one router, each under a secret name, that nobody can end another's."""
 
-    def __init__(self, router: Router, unheard_s: float, silence_s: float, siblings: Siblings | None = None) -> None:
-        """A pick of which nothing was heard within `unheard_s`, or within `silence_s` of the last word, is given up.
+    def __init__(
+        self,
+        router: Router,
+        unheard_s: float,
+        silence_s: float,
+        longest_s: float,
+        siblings: Siblings | None = None,
+    ) -> None:
+        """A pick of which nothing was heard within `unheard_s`, or within `silence_s` of the last word, is given up,
+        and whatever its caller says after `longest_s`.
 
         Whether its request runs then, its replica's reports show: it may run for an hour, with a caller who tells
         nothing.
@@ -51,6 +59,7 @@ class Picks:
         self._router = router
         self._unheard_s = unheard_s
         self._silence_s = silence_s
+        self._longest_s = longest_s
         self._open: dict[str, _Pick] = {}
         self._siblings = siblings or Siblings.alone()
         self._siblings.hears(API, self._hear)
@@ -73,7 +82,7 @@ class Picks:
             self._siblings.pass_on(name, API, msgspec.msgpack.encode((name, event.value, place, fault)))
             return
         now = self._router.clock()
-        pick.until = now + self._silence_s
+        pick.until = min(now + self._silence_s, pick.began + self._longest_s)
         match event:
             case Event.FIRST_TOKEN if not pick.token_seen:
                 pick.token_seen = True
