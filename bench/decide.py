@@ -30,10 +30,10 @@ from stoker.router.core import (
     Tier,
     decide,
 )
-from stoker.router.decisions import Decided, Recent, told
-from stoker.router.plan import TOKENS, Plan
-from stoker.router.pools import Pool, Target
-from stoker.router.recorder import Ended, Recorder
+from stoker.router.decisions.decided import Decided, Recent, told
+from stoker.router.decisions.recorder import Ended, Recorder
+from stoker.router.fleet.pools import Pool, Target
+from stoker.router.prompts.plan import TOKENS, Plan
 
 BLOCKS = 512
 PROMPTS = 64

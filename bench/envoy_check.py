@@ -25,7 +25,7 @@ from stoker.api.registry.v1 import registry_pb2
 from stoker.local.model import cached
 from stoker.router.app import RouterApp
 from stoker.router.envoy import access_log
-from stoker.router.envoy.protocol import Connection
+from stoker.router.http.port import Connection
 from tests.support.router import replica, running_router, tell, tokenizer_of
 
 _CONNECTIONS = 64

@@ -28,8 +28,8 @@ from stoker.bench.workloads import WORDS
 from stoker.common.blocks import block_keys, pack_tokens
 from stoker.local.model import TURN, TURN_END, cached
 from stoker.router.core import Delta, Dispatched, Fleet, Replica, Request, Sync, Tier, decide
-from stoker.router.remembered_keys import RememberedKeys
-from stoker.router.tokenizer import ModelTokenizer
+from stoker.router.fleet.remembered_keys import RememberedKeys
+from stoker.router.prompts.tokenizer import ModelTokenizer
 from tests.support.engines import TINY
 from tests.support.router import tokenizer_of
 

@@ -32,7 +32,7 @@ from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.registry.client import RegistryClient
 from stoker.router import core
-from stoker.router.view import View
+from stoker.router.fleet.view import View
 from stoker.router.watching import Watching
 from tests.support.etcd import EtcdServer
 from tests.support.registry import Agent, RegistryProcess, assignment, node

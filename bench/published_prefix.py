@@ -27,7 +27,7 @@ from time import perf_counter
 from stoker.bench.replay import Hardware, Job, Outcome, pooled_hit_rate, replay
 from stoker.common.blocks import block_keys, pack_tokens, root_key
 from stoker.router.core import Fleet, Replica, Request, Snapshot, Tier, decide
-from stoker.router.remembered_keys import RememberedKeys
+from stoker.router.fleet.remembered_keys import RememberedKeys
 
 REPLICAS = 7
 ROOT = root_key("llama-3.1-70b")

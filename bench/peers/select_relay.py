@@ -18,8 +18,8 @@ import uvloop
 from aiohttp import web
 
 from stoker.node_agent import tokenizer_files
-from stoker.router.render import Conversation
-from stoker.router.tokenizer import ModelTokenizer
+from stoker.router.prompts.render import Conversation
+from stoker.router.prompts.tokenizer import ModelTokenizer
 
 _BODY_BYTES = 16 * 1024 * 1024
 

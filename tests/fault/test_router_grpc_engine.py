@@ -16,7 +16,7 @@ from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.common import rpc
 from stoker.common.errors import Code, StokerError
 from stoker.router.app import RouterApp
-from stoker.router.grpc_engine import EngineCall
+from stoker.router.grpc.engine import EngineCall
 from tests.fault.test_router_blame import router_before
 from tests.support.etcd import free_port
 from tests.support.router import replica, running_router, tell

@@ -17,8 +17,8 @@ from stoker.router.app import RouterApp
 from stoker.router.envoy.addresses import Addresses
 from stoker.router.envoy.check import Checks
 from stoker.router.envoy.flights import Ending, Flights
-from stoker.router.envoy.protocol import Answer, Ask
-from stoker.router.prompt import read
+from stoker.router.http.port import Answer, Ask
+from stoker.router.prompts.prompt import read
 from tests.support.engines import TINY
 from tests.support.router import replica, running_router, tell, tokenizer_of
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from stoker.router.http_port import HttpPort
+from stoker.router.http.server import HttpPort
 from tests.support.router import replica, running_router, tell
 
 POST = b"POST /v1/x HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello"

@@ -11,9 +11,9 @@ import pytest_asyncio
 
 from stoker.local.model import cached
 from stoker.node_agent import tokenizer_files
-from stoker.router.plan import tokens_of
-from stoker.router.prompt import CHAT, COMPLETIONS, read
-from stoker.router.tokenizer import ModelTokenizer
+from stoker.router.prompts.plan import tokens_of
+from stoker.router.prompts.prompt import CHAT, COMPLETIONS, read
+from stoker.router.prompts.tokenizer import ModelTokenizer
 from tests.support.engines import TINY, RunningEngine, running_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]

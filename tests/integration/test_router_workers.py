@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stoker.router.workers import _folder as workers_folder
+from stoker.router.workers.parent import _folder as workers_folder
 from tests.integration.test_router_process import refusal, start
 from tests.support.etcd import free_port
 from tests.support.waiting import eventually

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from stoker.router.boundaries import _FRAGMENTS, boundaries
-from stoker.router.segments import SegmentedEncoder
+from stoker.router.prompts.boundaries import _FRAGMENTS, boundaries
+from stoker.router.prompts.segments import SegmentedEncoder
 
 UNKNOWN = "<unk>"
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -194,7 +194,7 @@ def test_and_their_ids_are_the_whole_s(kind: str, text: str) -> None:
 
 
 def test_a_description_that_is_believed_wrongly_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.router.boundaries._splits", lambda step: True)
+    monkeypatch.setattr("stoker.router.prompts.boundaries._splits", lambda step: True)
     tokenizer = _byte_level(_splitting(SUPERWORDS))
     assert boundaries(tokenizer) is not None
     assert not SegmentedEncoder(tokenizer).chunks

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.common.blocks import pack_tokens, packed_block_keys, root_key
-from stoker.router.remembered_keys import RememberedKeys
+from stoker.router.fleet.remembered_keys import RememberedKeys
 
 PIECE = 128
 ROOTS = [root_key("m"), root_key("m", lora="a")]

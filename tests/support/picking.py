@@ -13,14 +13,14 @@ from stoker.api.registry.v1 import registry_pb2
 from stoker.common.ticket_keys import KeyFile
 from stoker.router.config import QueueConfig, TenantsConfig
 from stoker.router.core import HealthConfig, RoutingConfig
+from stoker.router.fleet.view import View
+from stoker.router.flights.routing import Router
+from stoker.router.flights.tenants import NOBODY, Caller
 from stoker.router.picking.picker import Picked, Picker
 from stoker.router.picking.picks import Picks
 from stoker.router.picking.signing import Signer
-from stoker.router.plan import Planner
-from stoker.router.prompt import COMPLETIONS, Asked, Prompt, tokenized
-from stoker.router.routing import Router
-from stoker.router.tenants import NOBODY, Caller
-from stoker.router.view import View
+from stoker.router.prompts.plan import Planner
+from stoker.router.prompts.prompt import COMPLETIONS, Asked, Prompt, tokenized
 from tests.support.router import replica
 
 UNHEARD_S, SILENCE_S, LONGEST_S = 12.0, 15.0, 60.0

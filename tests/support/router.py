@@ -12,7 +12,7 @@ from stoker.common.fingerprint import fingerprint
 from stoker.node_agent import tokenizer_files
 from stoker.router.app import RouterApp
 from stoker.router.config import RouterConfig
-from stoker.router.tokenizer import ModelTokenizer
+from stoker.router.prompts.tokenizer import ModelTokenizer
 
 QUICK = ("checks.interval_s=0.2", "checks.timeout_s=1", "drain_s=5")
 

@@ -17,7 +17,7 @@ from stoker.bench.traces import mooncake_trace
 from stoker.cli.bench_replay import _changed
 from stoker.common.errors import InvalidRequest, NotFound
 from stoker.router.core import Decision, RoutingConfig
-from stoker.router.records import Record, encoded, packed
+from stoker.router.decisions.records import Record, encoded, packed
 
 
 def records(seed: int = 5, count: int = 240) -> list[Record]:

@@ -10,7 +10,7 @@ from stoker.cli.addresses import Addresses
 from stoker.common import metrics
 from stoker.common.addresses import host_and_port
 from stoker.common.errors import InvalidRequest, StokerError
-from stoker.router.listening import listen
+from stoker.router.http.listening import listen
 
 NO_PORTS = ["", "reg-a", "reg-a:", "reg-a:x", "reg-a:-1", "reg-a:65536", "reg-a:²", "reg-a:" + "9" * 5_000]
 

@@ -14,7 +14,7 @@ from stoker.api.inference.v1 import inference_pb2 as pb
 from stoker.common.errors import Code, InvalidRequest, StokerError
 from stoker.openai import body as openai_body
 from stoker.openai.stream import EventStream, refusal
-from stoker.router.grpc_prompt import of_generate
+from stoker.router.grpc.prompt import of_generate
 
 
 def request(**fields: Any) -> pb.GenerateRequest:

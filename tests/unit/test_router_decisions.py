@@ -13,9 +13,9 @@ import pytest
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.router import core
-from stoker.router.decisions import DECISION_HEADER, REPLICA_HEADER, Decided, Recent, Remembered, told
-from stoker.router.plan import BYTES, TOKENS, Plan
-from stoker.router.view import View
+from stoker.router.decisions.decided import DECISION_HEADER, REPLICA_HEADER, Decided, Recent, Remembered, told
+from stoker.router.fleet.view import View
+from stoker.router.prompts.plan import BYTES, TOKENS, Plan
 from tests.support.router import replica
 
 _RNG = random.Random(7)

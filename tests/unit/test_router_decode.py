@@ -9,8 +9,8 @@ import pytest
 from msgspec import Raw
 
 from stoker.common.errors import InvalidRequest
-from stoker.router.decode import SMALL, decode
-from stoker.router.prompt import CHAT, COMPLETIONS, RESPONSES, read
+from stoker.router.prompts.decode import SMALL, decode
+from stoker.router.prompts.prompt import CHAT, COMPLETIONS, RESPONSES, read
 
 MANY = [0] * 60_000
 NESTED: list[Any] = [[]] * 60_000

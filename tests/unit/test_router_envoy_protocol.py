@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import uvloop
 
-from stoker.router.envoy.protocol import Answer, Ask, Connections
+from stoker.router.http.port import Answer, Ask, Connections
 from tests.support.waiting import eventually
 
 POST = b"POST /v1/completions?a=b HTTP/1.1\r\nHost: x\r\nX-Two: first\r\nx-two: second\r\nContent-Length: 2\r\n\r\nhi"

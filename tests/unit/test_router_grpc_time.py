@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.router.config import LimitsConfig
-from stoker.router.grpc_inference import InferenceServer
+from stoker.router.grpc.inference import InferenceServer
 
 
 @pytest.mark.parametrize(

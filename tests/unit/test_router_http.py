@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from stoker.router.config import LimitsConfig
-from stoker.router.http import ROUTES, OpenAIServer
+from stoker.router.http.openai import ROUTES, OpenAIServer
 
 
 @pytest.mark.parametrize("path", ROUTES)

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from stoker.router import core
-from stoker.router.continuation import Answer
-from stoker.router.http_continuation import Noted, events_of
+from stoker.router.flights.continuation import Answer
+from stoker.router.http.continuation import Noted, events_of
 
 
 class Asked:

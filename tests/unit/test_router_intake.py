@@ -12,8 +12,8 @@ import pytest
 from aiohttp import HttpVersion11
 
 from stoker.common.errors import Code, DeadlineExceeded, Exhausted
-from stoker.router.intake import Intake
-from stoker.router.openai_errors import TooLarge
+from stoker.router.http.errors import TooLarge
+from stoker.router.http.intake import Intake
 
 pytestmark = pytest.mark.looptime
 

@@ -14,11 +14,11 @@ from stoker.api.registry.v1 import registry_pb2
 from stoker.common.blocks import block_keys, root_key
 from stoker.common.errors import InvalidRequest
 from stoker.router import core
-from stoker.router.plan import BYTES, MEDIA, Plan, Planner
-from stoker.router.prompt import CHAT, read
-from stoker.router.render import ChatTemplate, Conversation
-from stoker.router.tokenizer_store import TokenizerStore
-from stoker.router.view import View
+from stoker.router.fleet.view import View
+from stoker.router.prompts.plan import BYTES, MEDIA, Plan, Planner
+from stoker.router.prompts.prompt import CHAT, read
+from stoker.router.prompts.render import ChatTemplate, Conversation
+from stoker.router.prompts.tokenizer_store import TokenizerStore
 from tests.support.router import replica
 
 BLOCK = 4

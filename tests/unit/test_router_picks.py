@@ -13,10 +13,10 @@ from stoker.common.errors import Exhausted, InvalidRequest, StokerError
 from stoker.common.tickets import parse
 from stoker.router.config import QueueConfig, TenantsConfig
 from stoker.router.core import LoadLedger, TenantLimits
-from stoker.router.grpc_prompt import of_tokenized
+from stoker.router.flights.tenants import Caller
+from stoker.router.grpc.prompt import of_tokenized
 from stoker.router.picking.picks import Event
 from stoker.router.server import RouterServer
-from stoker.router.tenants import Caller
 from tests.support.picking import LONGEST_S, SILENCE_S, UNHEARD_S, World, packed
 
 KEYS = f"one {'0a' * 32}"

@@ -16,12 +16,12 @@ from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.blocks import block_keys, root_key
 from stoker.common.errors import InvalidRequest
 from stoker.router import core
-from stoker.router.confirm import Confirmations
-from stoker.router.plan import Plan, Planner
-from stoker.router.prompt import COMPLETIONS, TOKENIZE, read
-from stoker.router.render import Conversation
-from stoker.router.tokenizer_store import TokenizerStore
-from stoker.router.view import View
+from stoker.router.fleet.view import View
+from stoker.router.flights.confirm import Confirmations
+from stoker.router.prompts.plan import Plan, Planner
+from stoker.router.prompts.prompt import COMPLETIONS, TOKENIZE, read
+from stoker.router.prompts.render import Conversation
+from stoker.router.prompts.tokenizer_store import TokenizerStore
 from tests.support.router import replica
 
 

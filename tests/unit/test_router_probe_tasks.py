@@ -10,11 +10,11 @@ import pytest
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.router import core
-from stoker.router.parity import ParityProbe
-from stoker.router.pools import OK, Target
-from stoker.router.tokenizer_store import TokenizerStore
-from stoker.router.upstream import Engines
-from stoker.router.view import View
+from stoker.router.fleet.pools import OK, Target
+from stoker.router.fleet.view import View
+from stoker.router.http.engines import Engines
+from stoker.router.probes.parity import ParityProbe
+from stoker.router.prompts.tokenizer_store import TokenizerStore
 from tests.support.router import replica
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stoker.common.errors import InvalidRequest
-from stoker.router.plan import tokens_of
-from stoker.router.prompt import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Prompt, read
+from stoker.router.prompts.plan import tokens_of
+from stoker.router.prompts.prompt import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Prompt, read
 
 
 def prompt(api: str, **body: Any) -> Prompt:

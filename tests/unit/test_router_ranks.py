@@ -5,9 +5,9 @@ from __future__ import annotations
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.blocks import pack_keys
 from stoker.router import core
-from stoker.router.pools import replicas_of
-from stoker.router.upstream import request_headers
-from stoker.router.view import View
+from stoker.router.fleet.pools import replicas_of
+from stoker.router.fleet.view import View
+from stoker.router.http.engines import request_headers
 from tests.support.registry import snapshot
 from tests.support.router import replica
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from stoker.router import core
-from stoker.router.plan import TOKENS, Plan
-from stoker.router.pools import Pool
-from stoker.router.prompt import COMPLETIONS, Asked, Prompt, tokenized
-from stoker.router.recall import Known, Recall
+from stoker.router.fleet.pools import Pool
+from stoker.router.prompts.plan import TOKENS, Plan
+from stoker.router.prompts.prompt import COMPLETIONS, Asked, Prompt, tokenized
+from stoker.router.prompts.recall import Known, Recall
 from tests.support.picking import World, packed
 
 BASIS: Any = (None, 16, 0, 0)

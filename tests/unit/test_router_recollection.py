@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from stoker.api.router.v1 import router_pb2
-from stoker.router import recollection
-from stoker.router.decisions import Recent, Remembered
-from stoker.router.recollection import Recollection
-from stoker.router.siblings import Siblings
+from stoker.router.decisions import recollection
+from stoker.router.decisions.decided import Recent, Remembered
+from stoker.router.decisions.recollection import Recollection
+from stoker.router.workers.siblings import Siblings
 from tests.unit.test_router_decisions import decided, view_of
 
 

@@ -17,11 +17,12 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
-from stoker.router import core, workers
+from stoker.router import core
 from stoker.router.config import RecordConfig, RouterConfig
-from stoker.router.decisions import Decided
-from stoker.router.recorder import Ended, Recorder, _RotatingFile
-from stoker.router.records import Record, decoded
+from stoker.router.decisions.decided import Decided
+from stoker.router.decisions.recorder import Ended, Recorder, _RotatingFile
+from stoker.router.decisions.records import Record, decoded
+from stoker.router.workers import parent as workers
 from tests.support.waiting import eventually
 from tests.unit.test_router_decisions import KEYS, decided, view_of
 
@@ -103,8 +104,8 @@ def test_of_a_write_that_fails_halfway_nothing_stays(tmp_path: Path, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data)
 
-    monkeypatch.setattr("stoker.router.recorder.os.write", halfway)
-    monkeypatch.setattr("stoker.router.recorder._RETRY_S", (0.0, 0.0))
+    monkeypatch.setattr("stoker.router.decisions.recorder.os.write", halfway)
+    monkeypatch.setattr("stoker.router.decisions.recorder._RETRY_S", (0.0, 0.0))
     written = _RotatingFile(path, 1 << 20, 2)
     written.write([b'{"one": 1}\n'])
     failing[0] = True
@@ -137,7 +138,7 @@ def test_what_cannot_be_encoded_costs_itself_alone(tmp_path: Path) -> None:
 
 
 async def test_a_path_that_cannot_be_written_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.router.recorder._RETRY_S", (0.05, 0.1))
+    monkeypatch.setattr("stoker.router.decisions.recorder._RETRY_S", (0.05, 0.1))
     folder = tmp_path / "later"
     failed, written = counted("write_failed"), counted("written")
     made = recorder(folder / "d.jsonl")
@@ -180,7 +181,7 @@ async def test_a_disk_that_hangs_blocks_nobody_and_what_waits_is_bounded(tmp_pat
 
 
 def test_keys_that_wait_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.router.recorder._LIMIT_BYTES", 10_000)
+    monkeypatch.setattr("stoker.router.decisions.recorder._LIMIT_BYTES", 10_000)
     before = counted("queue_full")
     made = Recorder(RecordConfig(path="/dev/null"), clock=lambda: 10.0)  # not begun: nothing is taken
     for _ in range(10):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.local.chat_template import CHAT_TEMPLATE
-from stoker.router.render import MEDIA_MARK, ChatTemplate, Conversation, NotRendered
+from stoker.router.prompts.render import MEDIA_MARK, ChatTemplate, Conversation, NotRendered
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 USER = {"role": "user", "content": "hi"}

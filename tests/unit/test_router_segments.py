@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from stoker.local.model import cached
-from stoker.router.segments import SegmentedEncoder
+from stoker.router.prompts.segments import SegmentedEncoder
 from tests.support.engines import TINY
 
 

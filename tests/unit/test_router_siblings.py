@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.router.siblings import Siblings
+from stoker.router.workers.siblings import Siblings
 from tests.support.waiting import eventually
 
 

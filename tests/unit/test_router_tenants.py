@@ -8,7 +8,7 @@ from stoker.common.config import ConfigError, load
 from stoker.common.errors import Exhausted, InvalidRequest
 from stoker.router.config import RouterConfig, TenantsConfig
 from stoker.router.core import TenantLimits
-from stoker.router.tenants import Caller, Tenants
+from stoker.router.flights.tenants import Caller, Tenants
 
 
 def tenants(**fields: object) -> Tenants:

@@ -15,9 +15,10 @@ from tokenizers import Tokenizer, models
 from stoker.api.node.v1 import node_pb2, node_pb2_grpc
 from stoker.common.backoff import Backoff
 from stoker.common.fingerprint import fingerprint
-from stoker.router import core, tokenizer_store
-from stoker.router.pools import Pool, Target
-from stoker.router.tokenizer_store import TokenizerStore
+from stoker.router import core
+from stoker.router.fleet.pools import Pool, Target
+from stoker.router.prompts import tokenizer_store
+from stoker.router.prompts.tokenizer_store import TokenizerStore
 from tests.support.router import replica
 from tests.support.waiting import eventually
 

@@ -11,8 +11,8 @@ import pytest
 from stoker.common.errors import Exhausted, Unavailable
 from stoker.router import core
 from stoker.router.config import QueueConfig
-from stoker.router.pools import Pool
-from stoker.router.turns import Turns
+from stoker.router.fleet.pools import Pool
+from stoker.router.flights.turns import Turns
 
 pytestmark = pytest.mark.looptime
 

@@ -7,7 +7,7 @@ import socket
 
 from aiohttp import web
 
-from stoker.router.upstream import Engines
+from stoker.router.http.engines import Engines
 from tests.support.waiting import forever
 
 

@@ -9,7 +9,7 @@ from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.blocks import pack_keys, xor_digest
 from stoker.common.errors import NotFound, Unavailable
 from stoker.router import core
-from stoker.router.view import View
+from stoker.router.fleet.view import View
 from tests.support.router import replica
 
 

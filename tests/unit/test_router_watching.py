@@ -10,7 +10,7 @@ import pytest
 from stoker.api.registry.v1 import registry_pb2
 from stoker.registry.client import DigestChanged, FleetWatch, LoadChanged, RecordsChanged, SourceChanged
 from stoker.router import core
-from stoker.router.view import View
+from stoker.router.fleet.view import View
 from stoker.router.watching import Watching
 from tests.support.registry import snapshot
 from tests.support.router import replica

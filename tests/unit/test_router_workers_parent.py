@@ -9,7 +9,7 @@ import pytest
 
 from stoker.common.errors import StokerError
 from stoker.common.service import EXIT_STAY_DOWN
-from stoker.router import workers
+from stoker.router.workers import parent as workers
 
 
 class Lives:

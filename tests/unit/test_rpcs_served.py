@@ -15,9 +15,9 @@ import stoker.api
 from stoker.node_agent import server as node_agent
 from stoker.planner import server as planner
 from stoker.registry import server as registry
-from stoker.router import grpc_inference
 from stoker.router import server as router
 from stoker.router.config import LimitsConfig
+from stoker.router.grpc import inference as grpc_inference
 from stoker.scaler import server as scaler
 
 SERVERS = (node_agent, planner, registry, router, scaler)

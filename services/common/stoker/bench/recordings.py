@@ -13,7 +13,7 @@ from stoker.bench.replay import Hardware, Job, Outcome, pooled_hit_rate, replay
 from stoker.bench.traces import mooncake_trace
 from stoker.common.errors import InvalidRequest, NotFound
 from stoker.router.core import Decision, RoutingConfig
-from stoker.router.records import Record, decoded
+from stoker.router.decisions.records import Record, decoded
 
 _MOONCAKE_REPLICAS = 7
 

@@ -18,30 +18,32 @@ from stoker.common import metrics as exposition
 from stoker.common.errors import StokerError
 from stoker.common.ticket_keys import KeyFile
 from stoker.common.tls import ServerTlsConfig, Tls, TlsConfig
-from stoker.router import grpc_inference, metrics, server, workers
-from stoker.router.channels import Channels
-from stoker.router.checks import HealthChecks
+from stoker.router import metrics, server
 from stoker.router.config import RouterConfig
-from stoker.router.envoy.endpoint import ExtAuthz, ExtProc
-from stoker.router.envoy.protocol import Port
-from stoker.router.grpc_inference import InferenceServer
-from stoker.router.http import OpenAIServer
-from stoker.router.http_port import HttpPort
-from stoker.router.listening import listen
-from stoker.router.parity import ParityProbe
-from stoker.router.picking.endpoint import PickRoutes
+from stoker.router.decisions.recorder import Recorder
+from stoker.router.envoy.endpoints import ExtAuthz, ExtProc
+from stoker.router.fleet.view import View
+from stoker.router.flights.routing import Router
+from stoker.router.grpc import inference as grpc_inference
+from stoker.router.grpc.channels import Channels
+from stoker.router.grpc.inference import InferenceServer
+from stoker.router.http.engines import Engines
+from stoker.router.http.listening import listen
+from stoker.router.http.openai import OpenAIServer
+from stoker.router.http.port import Port
+from stoker.router.http.server import HttpPort
 from stoker.router.picking.picker import Picker
 from stoker.router.picking.picks import Picks
+from stoker.router.picking.routes import PickRoutes
 from stoker.router.picking.signing import Signer
-from stoker.router.plan import Planner
-from stoker.router.recorder import Recorder
-from stoker.router.routing import Router
+from stoker.router.probes.checks import HealthChecks
+from stoker.router.probes.parity import ParityProbe
+from stoker.router.prompts.plan import Planner
+from stoker.router.prompts.tokenizer_store import TokenizerStore
 from stoker.router.server import RouterServer
-from stoker.router.siblings import Siblings
-from stoker.router.tokenizer_store import TokenizerStore
-from stoker.router.upstream import Engines
-from stoker.router.view import View
 from stoker.router.watching import Announcing, Watching, every
+from stoker.router.workers import parent as workers
+from stoker.router.workers.siblings import Siblings
 
 log = structlog.get_logger(__name__)
 

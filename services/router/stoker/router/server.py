@@ -9,14 +9,14 @@ import grpc
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
 from stoker.common.errors import InvalidRequest, NotFound
 from stoker.router import core
-from stoker.router.decisions import Remembered
-from stoker.router.grpc_prompt import of_generate, of_tokenized, request_id_of
+from stoker.router.decisions.decided import Remembered
+from stoker.router.decisions.recollection import Recollection
+from stoker.router.fleet.pools import Target
+from stoker.router.flights.routing import Router
+from stoker.router.grpc.prompt import of_generate, of_tokenized, request_id_of
 from stoker.router.picking.picker import Picked, Picker
 from stoker.router.picking.picks import MOST_REPORTS, Event
-from stoker.router.pools import Target
-from stoker.router.recollection import Recollection
-from stoker.router.routing import Router
-from stoker.router.siblings import Siblings
+from stoker.router.workers.siblings import Siblings
 
 SERVICE = "stoker.api.router.v1.RouterService"
 

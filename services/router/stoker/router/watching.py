@@ -22,8 +22,8 @@ from stoker.registry.client import (
 )
 from stoker.registry.client.events import FleetEvent
 from stoker.router import core, metrics
-from stoker.router.decisions import Decided
-from stoker.router.view import View
+from stoker.router.decisions.decided import Decided
+from stoker.router.fleet.view import View
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from stoker.api.envoy.v1 import access_log_pb2 as pb
 from stoker.router.envoy.flights import Ending, Flights
-from stoker.router.siblings import Siblings
+from stoker.router.workers.siblings import Siblings
 
 log = structlog.get_logger(__name__)
 

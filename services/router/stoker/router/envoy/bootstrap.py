@@ -7,7 +7,7 @@ from typing import Any
 from stoker.common.addresses import host_and_port
 from stoker.common.errors import InvalidRequest
 from stoker.router.config import RouterConfig
-from stoker.router.decisions import DECISION_HEADER, REPLICA_HEADER
+from stoker.router.decisions.decided import DECISION_HEADER, REPLICA_HEADER
 from stoker.router.envoy.access_log import FLIGHT_HEADER
 from stoker.router.envoy.check import (
     CHECKED,
@@ -17,8 +17,8 @@ from stoker.router.envoy.check import (
     endpoint_header,
     replica_header,
 )
-from stoker.router.pools import RANK_HEADER
-from stoker.router.upstream import OUR_HEADERS
+from stoker.router.fleet.pools import RANK_HEADER
+from stoker.router.http.engines import OUR_HEADERS
 
 _TYPE = "type.googleapis.com/envoy."
 _HCM = f"{_TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from stoker.common.errors import NotFound, StokerError
 from stoker.router import metrics
 from stoker.router.config import LimitsConfig
-from stoker.router.decisions import DECISION_HEADER, Decided, described
+from stoker.router.decisions.decided import DECISION_HEADER, Decided, described
 from stoker.router.envoy.access_log import FLIGHT_HEADER
 from stoker.router.envoy.addresses import Addresses
 from stoker.router.envoy.flights import Flights
-from stoker.router.envoy.protocol import Answer, Ask, refusal
-from stoker.router.http import (
+from stoker.router.fleet.pools import Target
+from stoker.router.flights.routing import Admission, Flight, Router
+from stoker.router.http.errors import MethodNotAllowed
+from stoker.router.http.openai import (
     ROUTES,
     internal_error,
     no_room_in_time,
@@ -24,11 +26,9 @@ from stoker.router.http import (
     request_id_of,
     seconds_allowed,
 )
-from stoker.router.openai_errors import MethodNotAllowed
-from stoker.router.plan import Plan
-from stoker.router.pools import Target
-from stoker.router.prompt import RESPONSES
-from stoker.router.routing import Admission, Flight, Router
+from stoker.router.http.port import Answer, Ask, refusal
+from stoker.router.prompts.plan import Plan
+from stoker.router.prompts.prompt import RESPONSES
 
 TIMEOUT_HEADER = "x-envoy-upstream-rq-timeout-ms"
 RETRIES_HEADER = "x-envoy-max-retries"

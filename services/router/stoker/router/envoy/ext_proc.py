@@ -17,14 +17,14 @@ from google.protobuf.message import DecodeError
 
 from stoker.api.envoy.v1 import ext_proc_pb2 as pb
 from stoker.common.errors import DeadlineExceeded, StokerError
-from stoker.router.decisions import DECISION_HEADER
+from stoker.router.decisions.decided import DECISION_HEADER
 from stoker.router.envoy.access_log import FLIGHT_HEADER
 from stoker.router.envoy.check import STAND_INS, Checks, endpoint_header, replica_header
 from stoker.router.envoy.flights import Ending, Flights
-from stoker.router.envoy.protocol import Answer, Ask, refusal
-from stoker.router.intake import BODY_S, HELD_BODIES, bodies_full
-from stoker.router.openai_errors import TooLarge
-from stoker.router.pools import RANK_HEADER
+from stoker.router.fleet.pools import RANK_HEADER
+from stoker.router.http.errors import TooLarge
+from stoker.router.http.intake import BODY_S, HELD_BODIES, bodies_full
+from stoker.router.http.port import Answer, Ask, refusal
 
 log = structlog.get_logger(__name__)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from stoker.common.errors import StokerError
 from stoker.router import metrics
-from stoker.router.decisions import Decided
-from stoker.router.pools import Target
-from stoker.router.routing import Admission, Flight
+from stoker.router.decisions.decided import Decided
+from stoker.router.fleet.pools import Target
+from stoker.router.flights.routing import Admission, Flight
 
 _RETRIED_STATUSES = frozenset({502, 503, 504})
 

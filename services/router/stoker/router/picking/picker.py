@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.common.errors import Exhausted
-from stoker.router.decisions import Decided
+from stoker.router.decisions.decided import Decided
+from stoker.router.fleet.pools import Target
+from stoker.router.flights.routing import Admission, Flight, Router
+from stoker.router.flights.tenants import Caller
 from stoker.router.picking.picks import Picks
 from stoker.router.picking.signing import Signer
-from stoker.router.plan import TOKENS, Plan
-from stoker.router.pools import Target
-from stoker.router.prompt import Asked
-from stoker.router.routing import Admission, Flight, Router
-from stoker.router.siblings import Siblings
-from stoker.router.tenants import Caller
+from stoker.router.prompts.plan import TOKENS, Plan
+from stoker.router.prompts.prompt import Asked
+from stoker.router.workers.siblings import Siblings
 
 MOST_ALTERNATIVES = 8
 

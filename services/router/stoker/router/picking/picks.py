@@ -9,8 +9,8 @@ import msgspec
 
 from stoker.common.errors import Unavailable
 from stoker.router import metrics
-from stoker.router.routing import Admission, Flight, Router
-from stoker.router.siblings import Siblings
+from stoker.router.flights.routing import Admission, Flight, Router
+from stoker.router.workers.siblings import Siblings
 
 API = "pick"
 MOST_REPORTS = 10_000

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from stoker.common.ticket_keys import KeyFile
 from stoker.common.tickets import Keys, Ticket
-from stoker.router.plan import TOKENS, Plan
-from stoker.router.pools import Target
+from stoker.router.fleet.pools import Target
+from stoker.router.prompts.plan import TOKENS, Plan
 
 _PASS_S = 3600.0
 """Long, so that clocks which differ by minutes keep no router from its nodes."""

@@ -1,0 +1,1 @@
+"""Decisions as they are told, remembered and recorded."""

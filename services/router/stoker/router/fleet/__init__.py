@@ -1,0 +1,1 @@
+"""What is known of the fleet: one pool for each served model."""

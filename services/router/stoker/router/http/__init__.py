@@ -1,0 +1,1 @@
+"""The OpenAI API, and calls to engines, over HTTP."""

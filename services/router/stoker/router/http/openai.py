@@ -1,0 +1,361 @@
+"""The OpenAI HTTP API.
+
+Bodies pass through in both directions as they are; the router reads each request once, and no response at
+all beyond looking for the usage at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from stoker.common import otel
+from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, NotFound, StokerError, Unavailable
+from stoker.common.http1 import Exchange
+from stoker.router import metrics
+from stoker.router.config import LimitsConfig
+from stoker.router.fleet.pools import Pool, replicas_of
+from stoker.router.flights.routing import Flight, Router
+from stoker.router.http import errors as openai_errors
+from stoker.router.http.continuation import HttpContinuation, Noted
+from stoker.router.http.engines import EngineFailed, Engines, request_headers
+from stoker.router.http.errors import MethodNotAllowed, TooLarge
+from stoker.router.http.intake import Intake, uninvited
+from stoker.router.http.relay import Call, Relay
+from stoker.router.prompts.decode import SMALL, decode
+from stoker.router.prompts.plan import Plan
+from stoker.router.prompts.prompt import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TOKENIZE, Asked, read
+from stoker.router.workers.siblings import Siblings
+
+log = structlog.get_logger(__name__)
+
+ROUTES = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/responses": RESPONSES,
+    "/tokenize": TOKENIZE,
+}
+_STORED_RESPONSE = re.compile(r"/v1/responses/([\w-]{1,128})(/cancel)?")
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
+_RESPONSES_KEPT = 16_384
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+# The engine has not begun: another replica may do better. A 500 may be the request's own doing and is not retried.
+_RETRIED_STATUSES = frozenset({502, 503, 504})
+
+
+class OpenAIServer:
+    """Serves the API for a router."""
+
+    def __init__(
+        self, router: Router, engines: Engines, limits: LimitsConfig, siblings: Siblings | None = None
+    ) -> None:
+        self._router = router
+        self._engines = engines
+        self._limits = limits
+        self._continuing = HttpContinuation(router, engines, limits)
+        self._intake = Intake(limits.max_body_bytes, limits.max_in_flight)
+        self._responses: OrderedDict[str, str] = OrderedDict()  # stored response → replica that holds it
+        self._siblings = siblings or Siblings.alone()
+        self._siblings.hears(RESPONSES, lambda said: self._keep(*msgspec.msgpack.decode(said, type=tuple[str, str])))
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One HTTP request."""
+        if request.method in ("GET", "HEAD"):
+            answer = self._local(request)
+            if answer is not None:
+                return answer
+        now = asyncio.get_running_loop().time()
+        api = ROUTES.get(request.path, "other")
+        call = Call(request, request_id_of(request.headers), api, now, now + self._limits.request_s)
+        try:
+            return await self._guarded(call)
+        except asyncio.CancelledError:
+            call.outcome = "cancelled"
+            raise
+        finally:
+            metrics.of(metrics.REQUESTS, call.api, call.outcome).inc()
+
+    async def _guarded(self, call: Call) -> web.StreamResponse:
+        try:
+            with otel.span(call.api, call.request.headers) as span:
+                answer = await self._routed(call)
+                span.set(otel.RESPONSE_STATUS, answer.status)
+                return answer
+        except StokerError as error:
+            call.outcome = metrics.outcome_of(error)
+            return _refusal(call.request, error, call.told)
+        except ConnectionResetError:
+            call.outcome = "cancelled"
+            raise
+        except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
+            internal = internal_error("http.internal_error", call.request.path, error)
+            return _refusal(call.request, internal, call.told)
+
+    async def _routed(self, call: Call) -> web.StreamResponse:
+        request = call.request
+        stored = _STORED_RESPONSE.fullmatch(request.path)
+        if stored is not None:
+            allowed = "POST" if stored.group(2) else "GET"
+            if request.method != allowed:
+                raise MethodNotAllowed(request.path, allowed, request.method)
+            return await self._stored(call, stored.group(1))
+        if call.api == "other":
+            raise NotFound(
+                f"{request.path} is not served here; these are: GET /v1/models, POST {', POST '.join(ROUTES)}"
+            )
+        if request.method != "POST":
+            raise MethodNotAllowed(request.path, "POST", request.method)
+        async with self._admitted(request) as raw:
+            asked = await read_body(call.api, raw)
+            call.deadline = call.arrived + seconds_allowed(request.headers, self._limits.request_s)
+            call.stream = asked.stream
+            plan = await self._router.plan(
+                asked,
+                self._router.tenants.caller(request.headers, asked.priority),
+                policy=request.headers.get("x-stoker-policy", ""),
+                pinned=self._holder(asked.fields.get("previous_response_id")),
+                body=raw,
+            )
+            answer = self._continuing.continuations.begin(asked, plan, asked.fields)
+            return await self._serve(call, plan, raw, None if answer is None else Noted(answer))
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
+        """The body of a request that is let in. Who is slow to send it takes no place meanwhile."""
+        self._router.admit()  # what has no chance need not send its body
+        async with self._intake.body(request) as raw:
+            with self._router.admit():
+                yield raw
+
+    # --- sending -------------------------------------------------------------------------------------------
+
+    async def _serve(self, call: Call, plan: Plan, raw: bytes, noted: Noted | None) -> web.StreamResponse:
+        """Try replicas until one answers; nothing has gone to the client before that."""
+        if noted is not None:
+            raw, call.noted = noted.asking(raw), noted.passed
+        headers = request_headers(call.request.headers, call.request_id)
+        tried: frozenset[str] = frozenset()
+        since = self._router.clock()
+        while True:
+            with await self._board(call, plan, tried, since) as flight:
+                decided = call.decided = flight.decided
+                relay = Relay(call, flight, self._limits)
+                broken: StokerError
+                may_retry = functools.partial(self._may_retry, tried)
+                try:
+                    named = {**headers, **decided.target.headers}
+                    opened = relay.open(self._engines, call.request.path_qs, raw, named, tried, may_retry)
+                    async with opened as upstream:
+                        if upstream.status not in _RETRIED_STATUSES or not self._may_retry(tried):
+                            return await self._relayed(call, relay, upstream, flight)
+                        flight.erred()
+                except EngineFailed as error:
+                    flight.faulted()
+                    self._found(decided.target.id, error)
+                    broken = error
+                    if not relay.started and not error.moved and not self._may_retry(tried):
+                        raise
+                except TimeoutError:
+                    late = DeadlineExceeded(
+                        f"replica {decided.target.id} did not answer in time; ask for less, or allow more by "
+                        "x-request-timeout (seconds)"
+                    )
+                    if relay.engine_late:
+                        flight.faulted()
+                    if not relay.started:
+                        raise late from None
+                    broken = late
+            if relay.started:
+                return await self._go_on(call, relay, noted, tried, broken)
+            tried |= decided.target.siblings
+
+    async def _go_on(
+        self, call: Call, relay: Relay, noted: Noted | None, tried: frozenset[str], failure: StokerError
+    ) -> web.StreamResponse:
+        """Something went out before the replica failed: have another one say the rest, or say that it is missing."""
+        if noted is not None and not relay.reader_late and (relay.engine_late or isinstance(failure, EngineFailed)):
+            course = noted.answer.course
+            course.serving, course.tried = relay.decided.target.id, tried
+            rest = await self._continuing.go_on(call, relay, noted, failure)
+            if rest is None:
+                call.outcome = "ok"
+                return relay.out
+            failure = rest
+        call.outcome = "timeout" if isinstance(failure, DeadlineExceeded) else "interrupted"
+        if relay.reader_late:
+            call.outcome = "slow_reader"
+        return await relay.interrupted(failure)
+
+    async def _board(self, call: Call, plan: Plan, tried: frozenset[str], since: float) -> Flight:
+        try:
+            async with asyncio.timeout_at(call.deadline):
+                return await self._router.board(plan, call.request_id, tried, since=since)
+        except TimeoutError:
+            raise no_room_in_time() from None
+        except Unavailable:
+            if tried:
+                raise self._all_failed(plan, tried) from None
+            raise
+
+    async def _relayed(self, call: Call, relay: Relay, upstream: Exchange, flight: Flight) -> web.StreamResponse:
+        answer = await relay.run(upstream)
+        call.outcome = flight.answered(upstream.status)
+        if call.outcome == "ok":
+            relay.count_usage()
+            if call.api == RESPONSES:
+                self._remember(relay.head, relay.decided.target.id)
+        return answer
+
+    def _may_retry(self, tried: frozenset[str]) -> bool:
+        return len(replicas_of(tried)) < self._limits.retries and self._router.may_retry()
+
+    def _all_failed(self, plan: Plan, tried: frozenset[str]) -> StokerError:
+        return StokerError(
+            f"every replica of {plan.pool.model} that could serve was tried and failed: {', '.join(sorted(tried))}; "
+            "see `stoker status`",
+            code=Code.UNAVAILABLE,
+            reason="ALL_REPLICAS_FAILED",
+            retry_after_s=1.0,
+        )
+
+    def _found(self, replica: str, error: EngineFailed) -> None:
+        target = self._router.view.targets.get(replica)
+        if target is not None and error.refused:
+            self._router.view.reached(target, False)
+
+    # --- stored responses ----------------------------------------------------------------------------------
+
+    def _holder(self, response_id: Any) -> str:
+        """The replica that holds a stored response; empty where this router does not know: any may be asked."""
+        holder = self._responses.get(response_id, "") if isinstance(response_id, str) else ""
+        return holder if holder in self._router.view.targets else ""
+
+    def _remember(self, head: bytes, replica: str) -> None:
+        found = _RESPONSE_ID.search(head)
+        if found is not None:
+            held = found.group(1).decode(), replica
+            self._keep(*held)
+            self._siblings.tell_all(RESPONSES, msgspec.msgpack.encode(held))
+
+    def _keep(self, response_id: str, replica: str) -> None:
+        self._responses[response_id] = replica
+        if len(self._responses) > _RESPONSES_KEPT:
+            self._responses.popitem(last=False)
+
+    async def _stored(self, call: Call, response_id: str) -> web.StreamResponse:
+        target = self._router.view.targets.get(self._holder(response_id))
+        if target is None:
+            raise NotFound(f"response {response_id} is not known to this router: only the one that answered knows it")
+        call.api = RESPONSES
+        headers = request_headers(call.request.headers, call.request_id)
+        async with self._admitted(call.request) as body:
+            try:
+                async with asyncio.timeout(self._limits.idle_s):
+                    url = target.url + call.request.path_qs
+                    async with await self._engines.call(call.request.method, url, body, headers) as upstream:
+                        content = await upstream.read()
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"replica {target.id} did not answer within {self._limits.idle_s:g} s (limits.idle_s)"
+                ) from None
+        call.outcome = "ok" if upstream.status < 400 else "client_error"
+        return web.Response(status=upstream.status, body=content, headers={"content-type": upstream.content_type})
+
+    # --- answered here -------------------------------------------------------------------------------------
+
+    def _local(self, request: web.BaseRequest) -> web.Response | None:
+        view, path = self._router.view, request.path
+        if path == "/health":
+            return web.Response(text="ok")
+        if path == "/ready":
+            ready = view.synced and not self._router.draining
+            return web.Response(status=200 if ready else 503, text="ready" if ready else "not ready")
+        if path == "/v1/models":
+            cards = [self._card(pool, name) for pool in view.pools.values() for name in (pool.model, *pool.adapters)]
+            return _json({"object": "list", "data": cards})
+        if path.startswith("/v1/models/"):
+            try:
+                pool, adapter = view.resolve(path.removeprefix("/v1/models/"))
+            except StokerError as error:
+                return _refusal(request, error)
+            return _json(self._card(pool, adapter or pool.model))
+        return None
+
+    def _card(self, pool: Pool, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "stoker",
+            "root": pool.model,
+            "parent": pool.model if name != pool.model else None,
+            "max_model_len": pool.max_model_len or None,
+        }
+
+
+async def read_body(api: str, raw: bytes) -> Asked:
+    """Decode and read a body, in a thread where it is large. Raises InvalidRequest."""
+    if len(raw) <= SMALL:
+        return read(api, decode(raw), raw)
+    return await asyncio.to_thread(lambda: read(api, decode(raw), raw))
+
+
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """The caller's own id, where it is one that can be logged; otherwise a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+
+
+def seconds_allowed(headers: Mapping[str, str], most: float) -> float:
+    """How long a request may take: `most` seconds, or less where its caller says so. Raises InvalidRequest."""
+    text = headers.get("x-request-timeout")
+    if text is None:
+        return most
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InvalidRequest.field("x-request-timeout", "must be a number of seconds above 0")
+    return min(seconds, most)
+
+
+def internal_error(event: str, path: str, error: Exception) -> StokerError:
+    """Log what nobody foresaw; returns what to say of it."""
+    incident = secrets.token_hex(4)
+    log.error(event, path=path, incident=incident, exc_info=error)
+    return StokerError(f"internal error; look for incident={incident} in the router's log")
+
+
+def no_room_in_time() -> DeadlineExceeded:
+    """What a request ends with whose time ran out while it waited for its turn."""
+    return DeadlineExceeded(
+        "no replica had room in time; ask again later, or allow more by x-request-timeout (seconds)"
+    )
+
+
+def _refusal(request: web.BaseRequest, error: StokerError, own: Mapping[str, str] | None = None) -> web.Response:
+    """An error as a response; `own` are headers beside those of the error."""
+    answer = web.Response(
+        status=openai_errors.status(error),
+        body=openai_errors.body(error),
+        headers={**(own or {}), **openai_errors.headers(error)},
+    )
+    if isinstance(error, TooLarge) or uninvited(request):
+        answer.force_close()  # whether what comes next is the body or another request cannot be told
+    return answer
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

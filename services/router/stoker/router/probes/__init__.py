@@ -1,0 +1,1 @@
+"""What the router finds out about engines by itself."""

@@ -1,0 +1,1 @@
+"""From a request to tokens and block keys, the same way for every API."""

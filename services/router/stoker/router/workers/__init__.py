@@ -1,0 +1,1 @@
+"""A router of several processes, and what they tell each other."""
