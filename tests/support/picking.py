@@ -45,6 +45,7 @@ class World:
             planner,
             policy="stoker",
             allow_policy=True,
+            retries=2,
             max_in_flight=router.pop("max_in_flight", 64),
             queue=router.pop("queue", QueueConfig()),
             tenants=router.pop("tenants", TenantsConfig()),

@@ -86,6 +86,7 @@ class RouterApp:
             policy=config.policy,
             allow_policy=config.allow_policy_header,
             max_in_flight=config.limits.max_in_flight,
+            retries=config.limits.retries,
             queue=config.queue,
             tenants=config.tenants,
             rng=rng,

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from stoker.router import core, metrics
-from stoker.router.fleet.pools import OK, Pool, Target, replicas_of
+from stoker.router.fleet.pools import OK, Pool, Target
 from stoker.router.flights.routing import Router
 from stoker.router.prompts.decode import Partly
 from stoker.router.prompts.plan import TOKENS, Plan
@@ -79,10 +79,9 @@ class Rest:
 class Continuations:
     """Knows which answers may go on elsewhere, and from where."""
 
-    def __init__(self, router: Router, allowed: core.Continuation, retries: int) -> None:
+    def __init__(self, router: Router, allowed: core.Continuation) -> None:
         self._router = router
         self._allowed = allowed
-        self._retries = retries
 
     def begin(self, asked: Asked, plan: Plan, fields: Mapping[str, Any], default_tokens: int = 0) -> Answer | None:
         """Something to note an answer in; None where it could not be continued.
@@ -113,11 +112,11 @@ class Continuations:
         target = self._router.view.targets.get(failed)
         course.tried |= {failed} if target is None else target.siblings
         why, rest = answer.said.broken, None
-        if not why and len(replicas_of(course.tried)) > self._retries:
+        if not why and not self._router.tries_left(course.tried):
             why = "refused"
         if not why:
             why, rest = await self._found(answer, failed)
-        if not why and not self._router.may_retry():
+        if not why and not self._router.may_retry(course.tried):
             why = "refused"
         metrics.of(metrics.CONTINUATIONS, why or "continued").inc()
         log.info("answer.broke_off", replica=failed, said=len(answer.said.tokens), continued=not why, why=why)

@@ -15,7 +15,7 @@ from stoker.router import core, metrics
 from stoker.router.config import QueueConfig, TenantsConfig
 from stoker.router.decisions.decided import Decided, Recent
 from stoker.router.decisions.recorder import Ended, Recorder
-from stoker.router.fleet.pools import Target
+from stoker.router.fleet.pools import Target, replicas_of
 from stoker.router.fleet.view import View
 from stoker.router.flights.confirm import Confirmations
 from stoker.router.flights.tenants import NOBODY, Caller, Tenants
@@ -106,6 +106,10 @@ class Flight:
         self.served()
         return "ok"
 
+    def may_retry(self, tried: frozenset[str]) -> bool:
+        """Spend a retry, now that it failed here too, if there is one left."""
+        return self._router.may_retry(tried | self.decided.target.siblings)
+
     def movable(self, until: asyncio.Timeout, tried: frozenset[str], may_retry: Callable[[], bool]) -> None:
         """Until its first token, let `until` run out at once where the replica is found dead and another can serve.
 
@@ -167,6 +171,7 @@ class Router:
         policy: str,
         allow_policy: bool,
         max_in_flight: int,
+        retries: int,
         queue: QueueConfig | None = None,
         tenants: TenantsConfig | None = None,
         rng: random.Random,
@@ -191,6 +196,7 @@ class Router:
         self._policy = policy
         self._allow_policy = allow_policy
         self._max_in_flight = max_in_flight
+        self._retries = retries
         self._rng = rng
         self._announce = announce
         self.recorder = recorder
@@ -356,8 +362,14 @@ class Router:
         tried, plan = decided.tried | decided.target.siblings, replace(decided.plan, pinned=target.id)
         return self.fly(self.choose(plan, tried - {target.id}, since=decided.since), request_id)
 
-    def may_retry(self) -> bool:
-        """Spend one retry, if the budget has one."""
+    def tries_left(self, failed: frozenset[str]) -> bool:
+        """Whether a request that `failed` there, by the ids of targets, may be tried once more."""
+        return len(replicas_of(failed)) <= self._retries
+
+    def may_retry(self, failed: frozenset[str]) -> bool:
+        """Spend a retry of a request that `failed` there, if it has one left and the budget too."""
+        if not self.tries_left(failed):
+            return False
         allowed = self.budget.take()
         metrics.of(metrics.RETRIES, "taken" if allowed else "no_budget").inc()
         return allowed

@@ -17,7 +17,7 @@ from stoker.common.errors import Code, InvalidRequest, StokerError
 from stoker.router import metrics
 from stoker.router.config import LimitsConfig
 from stoker.router.decisions.decided import Decided, told
-from stoker.router.fleet.pools import Pool, Target, replicas_of
+from stoker.router.fleet.pools import Pool, Target
 from stoker.router.flights.continuation import Continuations, Course
 from stoker.router.flights.routing import Flight, Router
 from stoker.router.grpc.channels import Channels
@@ -77,7 +77,7 @@ class InferenceServer:
         self._router = router
         self._channels = channels
         self._limits = limits
-        self._continuations = Continuations(router, limits.continuation, limits.retries)
+        self._continuations = Continuations(router, limits.continuation)
         self._ending: set[_Stream | asyncio.Task[None]] = set()
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -150,7 +150,7 @@ class InferenceServer:
                 except (grpc.aio.AioRpcError, StokerError) as error:
                     failure = rpc.error_from(error) if isinstance(error, grpc.aio.AioRpcError) else error
                     self._blame(flight, failure, context)
-                    if flowing or not self._may_retry(failure, course.tried):
+                    if flowing or not _may_retry(failure, flight, course.tried):
                         raise failure from error
                 else:
                     return
@@ -180,7 +180,7 @@ class InferenceServer:
         try:
             async with asyncio.timeout(seconds) as until:
                 if not flowing:
-                    may_retry = functools.partial(self._retry_allowed, course.tried)
+                    may_retry = functools.partial(flight.may_retry, course.tried)
                     flight.movable(until, course.avoided, may_retry)
                 message = await call.read()
         except TimeoutError:
@@ -218,7 +218,7 @@ class InferenceServer:
                     call = self._channels.unary(decided.target.record.agent_endpoint, f"/{SERVICE}/{method}")
                     try:
                         async with asyncio.timeout(None) as until:
-                            flight.movable(until, tried, functools.partial(self._retry_allowed, tried))
+                            flight.movable(until, tried, functools.partial(flight.may_retry, tried))
                             answer: bytes = await call(
                                 request.SerializeToString(),
                                 timeout=self._time_left(context, since),
@@ -229,7 +229,7 @@ class InferenceServer:
                     except grpc.aio.AioRpcError as error:
                         failure = rpc.error_from(error)
                         self._blame(flight, failure, context)
-                        if not self._may_retry(failure, tried):
+                        if not _may_retry(failure, flight, tried):
                             raise failure from error
                     else:
                         if method == "Embed":
@@ -264,12 +264,6 @@ class InferenceServer:
         elif failure.code in _FAULTS and not hurried:
             flight.faulted()
 
-    def _may_retry(self, failure: StokerError, tried: frozenset[str]) -> bool:
-        return failure.code in _ELSEWHERE and self._retry_allowed(tried)
-
-    def _retry_allowed(self, tried: frozenset[str]) -> bool:
-        return len(replicas_of(tried)) < self._limits.retries and self._router.may_retry()
-
     # --- answered here -------------------------------------------------------------------------------------
 
     async def list_models(self, request: inference_pb2.ListModelsRequest, context: Context) -> Any:
@@ -283,6 +277,10 @@ class InferenceServer:
         _parse_name(request.model)
         pool, adapter = self._router.view.resolve(request.model)
         return inference_pb2.GetModelResponse(model=_model(pool, adapter or pool.model))
+
+
+def _may_retry(failure: StokerError, flight: Flight, tried: frozenset[str]) -> bool:
+    return failure.code in _ELSEWHERE and flight.may_retry(tried)
 
 
 def _parse_name(model: str) -> None:

@@ -151,7 +151,7 @@ class HttpContinuation:
     """Goes on with broken answers."""
 
     def __init__(self, router: Router, engines: Engines, limits: LimitsConfig) -> None:
-        self.continuations = Continuations(router, limits.continuation, limits.retries)
+        self.continuations = Continuations(router, limits.continuation)
         self._router = router
         self._engines = engines
         self._limits = limits

@@ -24,7 +24,7 @@ from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, NotFoun
 from stoker.common.http1 import Exchange
 from stoker.router import metrics
 from stoker.router.config import LimitsConfig
-from stoker.router.fleet.pools import Pool, replicas_of
+from stoker.router.fleet.pools import Pool
 from stoker.router.flights.routing import Flight, Router
 from stoker.router.http import errors as openai_errors
 from stoker.router.http.continuation import HttpContinuation, Noted
@@ -152,19 +152,19 @@ class OpenAIServer:
                 decided = call.decided = flight.decided
                 relay = Relay(call, flight, self._limits)
                 broken: StokerError
-                may_retry = functools.partial(self._may_retry, tried)
+                may_retry = functools.partial(flight.may_retry, tried)
                 try:
                     named = {**headers, **decided.target.headers}
                     opened = relay.open(self._engines, call.request.path_qs, raw, named, tried, may_retry)
                     async with opened as upstream:
-                        if upstream.status not in _RETRIED_STATUSES or not self._may_retry(tried):
+                        if upstream.status not in _RETRIED_STATUSES or not flight.may_retry(tried):
                             return await self._relayed(call, relay, upstream, flight)
                         flight.erred()
                 except EngineFailed as error:
                     flight.faulted()
                     self._found(decided.target.id, error)
                     broken = error
-                    if not relay.started and not error.moved and not self._may_retry(tried):
+                    if not relay.started and not error.moved and not flight.may_retry(tried):
                         raise
                 except TimeoutError:
                     late = DeadlineExceeded(
@@ -216,9 +216,6 @@ class OpenAIServer:
             if call.api == RESPONSES:
                 self._remember(relay.head, relay.decided.target.id)
         return answer
-
-    def _may_retry(self, tried: frozenset[str]) -> bool:
-        return len(replicas_of(tried)) < self._limits.retries and self._router.may_retry()
 
     def _all_failed(self, plan: Plan, tried: frozenset[str]) -> StokerError:
         return StokerError(
