@@ -22,8 +22,7 @@ from stoker.common.channels import Channels
 from stoker.common.errors import Code, DeadlineExceeded, StokerError
 from stoker.common.retries import RetryBudget
 from stoker.common.tickets import HEADER
-
-RANK_HEADER = "x-data-parallel-rank"
+from stoker.openai import RANK_HEADER
 
 R = TypeVar("R")
 

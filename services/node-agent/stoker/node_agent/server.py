@@ -22,10 +22,11 @@ from stoker.node_agent.gate import Gate, hold_to
 from stoker.node_agent.member import MemberRunner
 from stoker.node_agent.relay import Relay
 from stoker.node_agent.supervisor import Supervisor
+from stoker.openai import RANK_HEADER
 from stoker.openai import body as openai_body
 from stoker.openai.stream import refusal
 
-_PASSED_ON = ("traceparent", "tracestate", "x-data-parallel-rank")
+_PASSED_ON = ("traceparent", "tracestate", RANK_HEADER)
 """W3C trace context and the rank that a router chose, handed to the engine as they came."""
 _PIECE_BYTES = 1 << 20
 _MAX_ANSWER_BYTES = 64 << 20

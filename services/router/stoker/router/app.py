@@ -130,12 +130,7 @@ class RouterApp:
                 await self.pick_http.start(self._secure_http)
             self._http = await self._listen()
         except StokerError:
-            if self.envoy is not None:
-                await self.envoy.close()
-            if self.ext_proc is not None:
-                await self.ext_proc.close()
-            if self.pick_http is not None:
-                self.pick_http.close()
+            await self._close_side_ports()
             await self.rpc.stop(0)
             await self.engines.close()
             raise
@@ -185,12 +180,7 @@ class RouterApp:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._http.close()
-        if self.envoy is not None:
-            await self.envoy.close()
-        if self.ext_proc is not None:
-            await self.ext_proc.close()
-        if self.pick_http is not None:
-            self.pick_http.close()
+        await self._close_side_ports()
         self.picks.close()
         await self._requests.close()
         await self._siblings.close()
@@ -204,6 +194,14 @@ class RouterApp:
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _close_side_ports(self) -> None:
+        if self.envoy is not None:
+            await self.envoy.close()
+        if self.ext_proc is not None:
+            await self.ext_proc.close()
+        if self.pick_http is not None:
+            self.pick_http.close()
 
     def _pick_port(self) -> Port:
         return Port(

@@ -6,6 +6,7 @@ from typing import Any
 
 from stoker.common.addresses import host_and_port
 from stoker.common.errors import InvalidRequest
+from stoker.openai import RANK_HEADER
 from stoker.router.config import RouterConfig
 from stoker.router.decisions.decided import DECISION_HEADER, REPLICA_HEADER
 from stoker.router.envoy.access_log import FLIGHT_HEADER
@@ -17,7 +18,6 @@ from stoker.router.envoy.check import (
     endpoint_header,
     replica_header,
 )
-from stoker.router.fleet.pools import RANK_HEADER
 from stoker.router.http.engines import OUR_HEADERS
 
 _TYPE = "type.googleapis.com/envoy."

@@ -17,11 +17,11 @@ from google.protobuf.message import DecodeError
 
 from stoker.api.envoy.v1 import ext_proc_pb2 as pb
 from stoker.common.errors import DeadlineExceeded, StokerError
+from stoker.openai import RANK_HEADER
 from stoker.router.decisions.decided import DECISION_HEADER
 from stoker.router.envoy.access_log import FLIGHT_HEADER
 from stoker.router.envoy.check import STAND_INS, Checks, endpoint_header, replica_header
 from stoker.router.envoy.flights import Ending, Flights
-from stoker.router.fleet.pools import RANK_HEADER
 from stoker.router.http.errors import TooLarge
 from stoker.router.http.intake import BODY_S, HELD_BODIES, bodies_full
 from stoker.router.http.port import Answer, Ask, refusal

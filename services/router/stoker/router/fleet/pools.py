@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
+from stoker.openai import RANK_HEADER
 from stoker.router import core
 from stoker.router.fleet.remembered_keys import RememberedKeys
 
@@ -21,8 +22,6 @@ BLOCK_SIZE_MISMATCH = "block_size_mismatch"
 
 _ROLES = {common_pb2.ROLE_PREFILL: core.Role.PREFILL, common_pb2.ROLE_DECODE: core.Role.DECODE}
 _DEFAULT_BLOCK_SIZE = 16
-RANK_HEADER = "x-data-parallel-rank"
-"""vLLM's; the decision is the router's, so callers' own is not passed on."""
 
 
 def target_ids(record: records_pb2.Replica) -> list[str]:

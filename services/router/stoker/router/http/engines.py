@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from stoker.common import http1
 from stoker.common.errors import Unavailable
-from stoker.router.fleet.pools import RANK_HEADER
+from stoker.openai import RANK_HEADER
 from stoker.router.flights.tenants import PRIORITY_HEADER
 
 # Headers of one connection, not of the message; and those that the client library writes itself.
