@@ -14,7 +14,7 @@ from stoker.api.envoy.v1 import access_log_pb2 as pb
 from stoker.common.errors import Unavailable
 from stoker.router.envoy import access_log
 from stoker.router.envoy.flights import Ending, Flights
-from stoker.router.flights.routing import Flight
+from stoker.router.flights.flight import Flight
 from stoker.router.workers.siblings import Siblings
 from tests.support.waiting import eventually
 

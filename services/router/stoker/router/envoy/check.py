@@ -16,7 +16,8 @@ from stoker.router.envoy.access_log import FLIGHT_HEADER
 from stoker.router.envoy.addresses import Addresses
 from stoker.router.envoy.flights import Flights
 from stoker.router.fleet.pools import Target
-from stoker.router.flights.routing import Admission, Flight, Router
+from stoker.router.flights.flight import Flight
+from stoker.router.flights.routing import Admission, Router
 from stoker.router.http.errors import MethodNotAllowed
 from stoker.router.http.openai import (
     ROUTES,

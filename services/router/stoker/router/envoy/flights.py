@@ -11,7 +11,8 @@ from stoker.common.errors import StokerError
 from stoker.router import metrics
 from stoker.router.decisions.decided import Decided
 from stoker.router.fleet.pools import Target
-from stoker.router.flights.routing import Admission, Flight
+from stoker.router.flights.flight import Flight
+from stoker.router.flights.routing import Admission
 
 _RETRIED_STATUSES = frozenset({502, 503, 504})
 

@@ -1,4 +1,4 @@
-"""One request's way through the router: plan, choose, fly, and account for it on every path."""
+"""The router itself: plan a request, choose its replica, wait for room, and let it fly."""
 
 from __future__ import annotations
 
@@ -14,150 +14,16 @@ from stoker.common.errors import Exhausted, InvalidRequest, Unavailable
 from stoker.router import core, metrics
 from stoker.router.config import QueueConfig, TenantsConfig
 from stoker.router.decisions.decided import Decided, Recent
-from stoker.router.decisions.recorder import Ended, Recorder
+from stoker.router.decisions.recorder import Recorder
 from stoker.router.fleet.pools import Target, replicas_of
 from stoker.router.fleet.view import View
 from stoker.router.flights.confirm import Confirmations
+from stoker.router.flights.flight import Flight
 from stoker.router.flights.tenants import NOBODY, Caller, Tenants
 from stoker.router.flights.turns import Turns
 from stoker.router.prompts.plan import NONE, TOKENS, Basis, Plan, Planner
 from stoker.router.prompts.prompt import Asked
 from stoker.router.prompts.recall import Known, Recall
-
-_NOT_IMPLEMENTED = 501  # asks for what this engine cannot do: no replica is at fault
-
-
-class Flight:
-    """A request on its way to one replica. Leaving the `with` block releases it, however that happens."""
-
-    __slots__ = (
-        "_clock",
-        "_end",
-        "_first_token_at",
-        "_id",
-        "_leave",
-        "_outcome",
-        "_router",
-        "_used",
-        "decided",
-        "moved",
-    )
-
-    def __init__(self, router: Router, decided: Decided) -> None:
-        self._router = router
-        self._clock = router.clock
-        self._outcome = core.Outcome.CALLER
-        self._leave: Callable[[], None] | None = None
-        self._first_token_at: float | None = None
-        self._used: tuple[int | None, int | None] = (None, None)
-        self.decided = decided
-        self.moved = False
-        """Its replica was found dead, and a retry is taken for it."""
-        fleet = decided.plan.pool.fleet
-        self._end = fleet.release
-        self._id = fleet.dispatch(decided.plan.request, decided.decision, self._clock())
-        decided.target.in_flight += 1
-
-    def first_token(self) -> None:
-        """The engine's first byte of output is here."""
-        self.stay()
-        pool, now = self.decided.plan.pool, self._clock()
-        if self._first_token_at is None:
-            self._first_token_at = now
-        pool.fleet.first_token(self._id, now)
-        self._router.turns.pump(pool)
-
-    def used(self, prompt_tokens: int, cached_tokens: int | None, generated_tokens: int | None) -> None:
-        """The engine said what it found in its cache and generated; None for what it did not say."""
-        self._used = cached_tokens, generated_tokens
-        if cached_tokens is not None:
-            model = self.decided.plan.pool.model
-            metrics.of(metrics.COMPARED, model).inc(prompt_tokens)
-            metrics.of(metrics.ACTUAL, model).inc(cached_tokens)
-
-    def served(self) -> None:
-        """The engine did its part."""
-        self._outcome = core.Outcome.OK
-        self._router.confirmations.served(self.decided.plan, self.decided.target, self._clock())
-
-    def faulted(self) -> None:
-        """The engine's connection failed, or it fell silent."""
-        self._outcome = core.Outcome.FAULT
-
-    def erred(self) -> None:
-        """The engine answered that it failed.
-
-        That can be the request's own doing, so such answers take out one replica at a time: whoever sends what no
-        engine can serve would otherwise take out one after the other.
-        """
-        pool, now = self.decided.plan.pool, self._clock()
-        others = pool.targets.keys() - self.decided.target.siblings
-        if not any(pool.fleet.health.ejected(name, now) for name in others):
-            self._outcome = core.Outcome.FAULT
-
-    def answered(self, status: int) -> str:
-        """The engine answered to the end, with this HTTP status; returns the outcome as metrics call it."""
-        if status >= 500:
-            if status != _NOT_IMPLEMENTED:
-                self.erred()
-            return "failed"
-        if status >= 400:
-            return "client_error"
-        self.served()
-        return "ok"
-
-    def may_retry(self, tried: frozenset[str]) -> bool:
-        """Spend a retry, now that it failed here too, if there is one left."""
-        return self._router.may_retry(tried | self.decided.target.siblings)
-
-    def movable(self, until: asyncio.Timeout, tried: frozenset[str], may_retry: Callable[[], bool]) -> None:
-        """Until its first token, let `until` run out at once where the replica is found dead and another can serve.
-
-        `may_retry` is asked then, and spends the retry. The waiter sees by `moved` why its time ran out.
-        """
-
-        def leave() -> None:
-            if until.expired() or not self._router.elsewhere(self.decided, tried) or not may_retry():
-                return
-            self.stay()
-            self.moved = True
-            until.reschedule(asyncio.get_running_loop().time())
-
-        self.stay()
-        self._leave = leave
-        self.decided.target.waiting.add(leave)
-
-    def stay(self) -> None:
-        """Something of the answer is here: it moves no more."""
-        if self._leave is not None:
-            self.decided.target.waiting.discard(self._leave)
-            self._leave = None
-
-    def unheard(self) -> None:
-        """Nobody will tell how it ends: its replica's reports alone have it from here on."""
-        self._end = self.decided.plan.pool.fleet.hand_over
-
-    def abandon(self) -> None:
-        """It will not be sent after all."""
-        self.__exit__(None, None, None)
-
-    def __enter__(self) -> Flight:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stay()
-        now = self._clock()
-        pool = self.decided.plan.pool
-        self._end(self._id, now)
-        self.decided.target.in_flight -= 1
-        pool.fleet.observe(self.decided.target.id, self._outcome, now)
-        recorder = self._router.recorder
-        if recorder is not None:
-            replica = pool.fleet.replicas.get(self.decided.target.id)
-            recorder.tell(Ended(self.decided, replica, self._outcome, now, self._first_token_at, *self._used))
-        self._router.turns.pump(pool)
 
 
 class Router:

@@ -19,7 +19,8 @@ from stoker.router.config import LimitsConfig
 from stoker.router.decisions.decided import Decided, told
 from stoker.router.fleet.pools import Pool, Target
 from stoker.router.flights.continuation import Continuations, Course
-from stoker.router.flights.routing import Flight, Router
+from stoker.router.flights.flight import Flight
+from stoker.router.flights.routing import Router
 from stoker.router.grpc.channels import Channels
 from stoker.router.grpc.continuation import Silent, carried, fields_of
 from stoker.router.grpc.engine import EngineCall

@@ -25,7 +25,8 @@ from stoker.common.http1 import Exchange
 from stoker.router import metrics
 from stoker.router.config import LimitsConfig
 from stoker.router.fleet.pools import Pool
-from stoker.router.flights.routing import Flight, Router
+from stoker.router.flights.flight import Flight
+from stoker.router.flights.routing import Router
 from stoker.router.http import errors as openai_errors
 from stoker.router.http.continuation import HttpContinuation, Noted
 from stoker.router.http.engines import EngineFailed, Engines, request_headers

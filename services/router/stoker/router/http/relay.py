@@ -15,7 +15,7 @@ from stoker.common.http1 import Broken, Exchange
 from stoker.router import metrics
 from stoker.router.config import LimitsConfig
 from stoker.router.decisions.decided import Decided, told
-from stoker.router.flights.routing import Flight
+from stoker.router.flights.flight import Flight
 from stoker.router.http import errors as openai_errors
 from stoker.router.http.engines import EngineFailed, Engines, failed, response_headers
 from stoker.router.prompts.prompt import RESPONSES

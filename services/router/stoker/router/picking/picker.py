@@ -11,7 +11,8 @@ from typing import Any
 from stoker.common.errors import Exhausted
 from stoker.router.decisions.decided import Decided
 from stoker.router.fleet.pools import Target
-from stoker.router.flights.routing import Admission, Flight, Router
+from stoker.router.flights.flight import Flight
+from stoker.router.flights.routing import Admission, Router
 from stoker.router.flights.tenants import Caller
 from stoker.router.picking.picks import Picks
 from stoker.router.picking.signing import Signer

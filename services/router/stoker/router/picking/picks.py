@@ -9,7 +9,8 @@ import msgspec
 
 from stoker.common.errors import Unavailable
 from stoker.router import metrics
-from stoker.router.flights.routing import Admission, Flight, Router
+from stoker.router.flights.flight import Flight
+from stoker.router.flights.routing import Admission, Router
 from stoker.router.workers.siblings import Siblings
 
 API = "pick"
