@@ -11,7 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from stoker.router.config import LimitsConfig
-from stoker.router.http.openai import ROUTES, OpenAIServer
+from stoker.router.http.openai import OpenAIServer
+from stoker.router.http.reading import ROUTES
 
 
 @pytest.mark.parametrize("path", ROUTES)

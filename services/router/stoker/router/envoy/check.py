@@ -19,7 +19,8 @@ from stoker.router.fleet.pools import Target
 from stoker.router.flights.flight import Flight
 from stoker.router.flights.routing import Admission, Router
 from stoker.router.http.errors import MethodNotAllowed
-from stoker.router.http.openai import (
+from stoker.router.http.port import Answer, Ask, refusal
+from stoker.router.http.reading import (
     ROUTES,
     internal_error,
     no_room_in_time,
@@ -27,7 +28,6 @@ from stoker.router.http.openai import (
     request_id_of,
     seconds_allowed,
 )
-from stoker.router.http.port import Answer, Ask, refusal
 from stoker.router.prompts.plan import Plan
 from stoker.router.prompts.prompt import RESPONSES
 

@@ -10,17 +10,15 @@ import asyncio
 import contextlib
 import functools
 import re
-import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
-import structlog
 from aiohttp import web
 
 from stoker.common import otel
-from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, NotFound, StokerError, Unavailable
+from stoker.common.errors import Code, DeadlineExceeded, NotFound, StokerError, Unavailable
 from stoker.common.http1 import Exchange
 from stoker.router import metrics
 from stoker.router.config import LimitsConfig
@@ -32,25 +30,22 @@ from stoker.router.http.continuation import HttpContinuation, Noted
 from stoker.router.http.engines import EngineFailed, Engines, request_headers
 from stoker.router.http.errors import MethodNotAllowed, TooLarge
 from stoker.router.http.intake import Intake, uninvited
+from stoker.router.http.reading import (
+    ROUTES,
+    internal_error,
+    no_room_in_time,
+    read_body,
+    request_id_of,
+    seconds_allowed,
+)
 from stoker.router.http.relay import Call, Relay
-from stoker.router.prompts.decode import SMALL, decode
 from stoker.router.prompts.plan import Plan
-from stoker.router.prompts.prompt import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TOKENIZE, Asked, read
+from stoker.router.prompts.prompt import RESPONSES
 from stoker.router.workers.siblings import Siblings
 
-log = structlog.get_logger(__name__)
-
-ROUTES = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": COMPLETIONS,
-    "/v1/embeddings": EMBEDDINGS,
-    "/v1/responses": RESPONSES,
-    "/tokenize": TOKENIZE,
-}
 _STORED_RESPONSE = re.compile(r"/v1/responses/([\w-]{1,128})(/cancel)?")
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _RESPONSES_KEPT = 16_384
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # The engine has not begun: another replica may do better. A 500 may be the request's own doing and is not retried.
 _RETRIED_STATUSES = frozenset({502, 503, 504})
 
@@ -300,47 +295,6 @@ class OpenAIServer:
             "parent": pool.model if name != pool.model else None,
             "max_model_len": pool.max_model_len or None,
         }
-
-
-async def read_body(api: str, raw: bytes) -> Asked:
-    """Decode and read a body, in a thread where it is large. Raises InvalidRequest."""
-    if len(raw) <= SMALL:
-        return read(api, decode(raw), raw)
-    return await asyncio.to_thread(lambda: read(api, decode(raw), raw))
-
-
-def request_id_of(headers: Mapping[str, str]) -> str:
-    """The caller's own id, where it is one that can be logged; otherwise a new one."""
-    given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
-
-
-def seconds_allowed(headers: Mapping[str, str], most: float) -> float:
-    """How long a request may take: `most` seconds, or less where its caller says so. Raises InvalidRequest."""
-    text = headers.get("x-request-timeout")
-    if text is None:
-        return most
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise InvalidRequest.field("x-request-timeout", "must be a number of seconds above 0")
-    return min(seconds, most)
-
-
-def internal_error(event: str, path: str, error: Exception) -> StokerError:
-    """Log what nobody foresaw; returns what to say of it."""
-    incident = secrets.token_hex(4)
-    log.error(event, path=path, incident=incident, exc_info=error)
-    return StokerError(f"internal error; look for incident={incident} in the router's log")
-
-
-def no_room_in_time() -> DeadlineExceeded:
-    """What a request ends with whose time ran out while it waited for its turn."""
-    return DeadlineExceeded(
-        "no replica had room in time; ask again later, or allow more by x-request-timeout (seconds)"
-    )
 
 
 def _refusal(request: web.BaseRequest, error: StokerError, own: Mapping[str, str] | None = None) -> web.Response:

@@ -20,8 +20,8 @@ from stoker.router import metrics
 from stoker.router.config import LimitsConfig
 from stoker.router.flights.routing import Router
 from stoker.router.http.errors import MethodNotAllowed
-from stoker.router.http.openai import internal_error, request_id_of, seconds_allowed
 from stoker.router.http.port import Answer, Ask, refusal
+from stoker.router.http.reading import internal_error, request_id_of, seconds_allowed
 from stoker.router.picking.picker import Picked, Picker
 from stoker.router.picking.picks import API, MOST_REPORTS, Event
 from stoker.router.prompts.decode import SMALL, decode
