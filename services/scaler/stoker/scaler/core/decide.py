@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
 
 from stoker.scaler.core import count, victims
-from stoker.scaler.core.values import Decisions, Deployment, Desired, Fleet, Replica
+from stoker.scaler.core.policy import Policy
+from stoker.scaler.core.signals import History
+from stoker.scaler.core.values import Because, Decision, Decisions, Deployment, Desired, Fleet, Replica
 
 
-def decide(fleet: Fleet, now: float, *, load_fresh_s: float = 10.0) -> Decisions:
+def decide(
+    fleet: Fleet,
+    now: float,
+    *,
+    policies: Mapping[str, Policy] | None = None,
+    histories: Mapping[str, History] | None = None,
+    values: Mapping[str, float | None] | None = None,
+    load_fresh_s: float = 10.0,
+) -> Decisions:
     """The desired counts of all deployments at `now` (monotonic seconds), and which of them are news.
+
+    `policies` and `histories` are by deployment: without a policy its specification's count stands, without a
+    history nothing is known of it. `values` is by replica what its cache is worth, seconds of prefill that its
+    removal would cost, None where unknown.
 
     A pure function of what is persisted and seen: a scaler that has just started decides as the one before it
     would have. Running it again on its own outcome changes nothing. The caller must hold rather than call
@@ -20,16 +36,27 @@ def decide(fleet: Fleet, now: float, *, load_fresh_s: float = 10.0) -> Decisions
     for replica in fleet.replicas:
         replicas[replica.deployment].append(replica)
 
-    decided = []
+    made, desired = [], []
     for deployment in sorted(fleet.deployments, key=lambda deployment: deployment.name):
-        mine = replicas[deployment.name]
-        decided.append(_decide_one(deployment, mine, before.get(deployment.name), fleet, now, load_fresh_s))
+        stood = before.get(deployment.name)
+        decision = _decide_one(deployment, replicas[deployment.name], stood, fleet, now, load_fresh_s)
+        made.append(decision)
+        desired.append(_persisted(decision, deployment, stood))
     known = {deployment.name for deployment in fleet.deployments}
     return Decisions(
-        desired=tuple(decided),
-        changed=tuple(desired for desired in decided if desired != before.get(desired.deployment)),
+        made=tuple(made),
+        desired=tuple(desired),
+        changed=tuple(each for each in desired if each != before.get(each.deployment)),
         removed=tuple(sorted(before.keys() - known)),
     )
+
+
+def _persisted(decision: Decision, deployment: Deployment, before: Desired | None) -> Desired:
+    """The record of a decision: a new reason alone is no news."""
+    record = Desired(decision.deployment, deployment.generation, decision.replicas, decision.victims, decision.reason)
+    if before is not None and before == replace(record, reason=before.reason):
+        return before
+    return record
 
 
 def _decide_one(
@@ -39,10 +66,10 @@ def _decide_one(
     fleet: Fleet,
     now: float,
     load_fresh_s: float,
-) -> Desired:
+) -> Decision:
     wanted, reason = count.fixed(deployment)
     surplus = sum(not replica.leaving for replica in replicas) - wanted
     going = victims.choose(
         replicas, surplus, fleet.loads, now, fresh_s=load_fresh_s, before=before.victims if before else ()
     )
-    return Desired(deployment.name, deployment.generation, wanted, going, reason)
+    return Decision(deployment.name, before.replicas if before else None, wanted, going, (Because(reason),))

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+SEASONS = 8
+"""Seasons that a forecast looks back, at most."""
+
 
 class Kind(StrEnum):
     """How the count is found."""
@@ -27,12 +30,16 @@ class Concurrency:
     """Of `Kind.CONCURRENCY`. Defaults are Knative's, but for the target."""
 
     target: float = 8.0
-    """Requests in flight (queued ones included) that a replica shall have on average."""
+    """Requests in flight (queued ones included) that a replica can have."""
+    utilisation: float = 0.7
+    """Share of `target` that it shall have on average."""
     stable_s: float = 60.0
     panic_s: float = 6.0
     panic_at: float = 2.0
     """Panic while the demand of the panic window is this many times what is ready; nothing shrinks meanwhile,
     nor for `stable_s` after."""
+    weighted: bool = False
+    """Averages give recent samples more weight, exponentially."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +85,18 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a count may move. Cooldowns are counted from the last change of either direction."""
+    """How fast a count may move. Steps are counted from the replicas that are ready, so that deciding again before
+    they are there changes nothing; cooldowns from the last change of either direction."""
 
     up_replicas: int = 1_000
-    """At most this many more in one decision …"""
+    """At most this many more than are ready …"""
     up_factor: float = 4.0
-    """… and at most this many times as many as are ready (one more is always allowed)."""
+    """… and at most this many times as many (one more than are ready is always allowed)."""
     up_cooldown_s: float = 0.0
     down_replicas: int = 1_000
+    """At most this many fewer than are ready …"""
     down_factor: float = 0.5
-    """At least this share of the count stays in one decision."""
+    """… and at least this share of them."""
     down_cooldown_s: float = 60.0
     settle_s: float = 120.0
     """The count falls only to the highest that was wanted in this time: what flaps does not shrink."""
@@ -147,3 +156,15 @@ class Policy:
     """True: the count stands as it is."""
     fresh_s: float = 15.0
     """Age at which a signal no longer counts as known."""
+
+
+def lookback_s(policy: Policy) -> float:
+    """How far back samples and wanted counts are looked at, seconds."""
+    concurrency = policy.concurrency.stable_s + policy.concurrency.panic_s
+    windows = max(concurrency, policy.saturation.window_s, policy.slo.window_s, policy.pace.settle_s)
+    return policy.fresh_s + max(windows, policy.bounds.idle_s if policy.bounds.least == 0 else 0.0)
+
+
+def memory_s(policy: Policy) -> float:
+    """How far back minutes are looked at, seconds."""
+    return SEASONS * policy.forecast.season_s if policy.kind is Kind.FORECAST else 0.0

@@ -14,8 +14,9 @@ class Sample:
     """
 
     at: float
-    ready: int = 0
-    starting: int = 0
+    ready: float = 0
+    """Replicas that serve. Where variants share a demand, the core counts them in replicas of one variant."""
+    starting: float = 0
     """Assigned or loading, not failing."""
     running: float | None = None
     """Requests in the engines' batches."""
@@ -29,6 +30,8 @@ class Sample:
     """Requests that came to the routers."""
     prefill_tokens_per_s: float | None = None
     """Prompt tokens that came with them, cached or not."""
+    prompt_scv: float | None = None
+    """Squared coefficient of variation of these requests' prompt tokens: variance over squared mean."""
     decode_tokens_per_s: float | None = None
     """Tokens generated."""
     kv_usage: float | None = None
@@ -79,17 +82,20 @@ class Minute:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A count that a policy asked for at `at` (monotonic seconds), before limits."""
+    """What a policy asked for at `at` (monotonic seconds), before limits: replicas of this deployment alone for the
+    whole demand of its group. `correction` is what it had learnt by then of its own model's error."""
 
     at: float
     replicas: float
+    correction: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class History:
     """What is known of one deployment: its last minutes in samples, its last days in minutes, oldest first.
 
-    `now_wall` is the wall-clock second of the round, so that minutes can be placed beside `now`.
+    `samples` and `wanted` reach back `policy.lookback_s()`, `minutes` `policy.memory_s()`; older ones do no harm.
+    `now_wall` is the wall-clock second of the round, so that minutes can be placed beside `now`; 0 is unknown.
     """
 
     samples: Sequence[Sample] = ()
