@@ -16,6 +16,7 @@ from stoker.api.registry.v1 import registry_pb2
 from stoker.common.config import load
 from stoker.router.app import RouterApp
 from stoker.router.config import RouterConfig
+from stoker.router.workers.siblings import Siblings
 from tests.support.router import replica, tell, tokenizer_of
 
 _CONTEXT = 131_072
@@ -33,7 +34,7 @@ async def serve(own: list[str], model_dir: Path, urls: list[str]) -> None:
         "parity=false",
         "drain_s=1",
     ]
-    app = RouterApp(load(RouterConfig, None, settings))
+    app = RouterApp(load(RouterConfig, None, settings), Siblings.alone())
     app.tokenizers.add(sha256, tokenizer)
     await app.start()
     try:

@@ -25,6 +25,7 @@ from stoker.common.tls import ServerTlsConfig, Tls, TlsConfig
 from stoker.registry.client import RegistryClient
 from stoker.router.app import RouterApp
 from stoker.router.config import RouterConfig
+from stoker.router.workers.siblings import Siblings
 from tests.support.agents import BIN, Agent, Registry, Service, until
 from tests.support.certificates import Authority, Files
 from tests.support.etcd import EtcdServer
@@ -86,7 +87,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Secur
         settings = ["listen.grpc=127.0.0.1:0", "listen.http=127.0.0.1:0", *QUICK, *files.settings()]
         config = load(RouterConfig, None, [*settings, f"registries=[{registry.endpoint}]"])
         http = Tls(ServerTlsConfig(str(files.certificate), str(files.key)), "http_tls")
-        router = RouterApp(config, secure, http)
+        router = RouterApp(config, Siblings.alone(), secure, http)
         await router.start()
         try:
             await router.watch()

@@ -21,6 +21,7 @@ from stoker.router.picking.picks import Picks
 from stoker.router.picking.signing import Signer
 from stoker.router.prompts.plan import Planner
 from stoker.router.prompts.prompt import COMPLETIONS, Asked, Prompt, tokenized
+from stoker.router.workers.siblings import Siblings
 from tests.support.router import replica
 
 UNHEARD_S, SILENCE_S, LONGEST_S = 12.0, 15.0, 60.0
@@ -52,10 +53,10 @@ class World:
             rng=random.Random(1),
             clock=lambda: self.now,
         )
-        self.picks = Picks(self.router, UNHEARD_S, SILENCE_S, LONGEST_S)
+        self.picks = Picks(self.router, UNHEARD_S, SILENCE_S, LONGEST_S, Siblings.alone())
         signer = Signer(KeyFile(str(keys) if keys else ""), 10.0, lambda: self.wall)
         self.signer = signer
-        self.picker = Picker(self.router, self.picks, signer, 2)
+        self.picker = Picker(self.router, self.picks, signer, 2, Siblings.alone())
         records = [replica(f"tiny-{n}", f"http://engine-{n}", agent=f"node-{n}:7330") for n in range(replicas)]
         self.view.records(
             registry_pb2.Records(replicas=records), registry_pb2.Removals(), now=self.now, snapshot=True

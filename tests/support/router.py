@@ -13,6 +13,7 @@ from stoker.node_agent import tokenizer_files
 from stoker.router.app import RouterApp
 from stoker.router.config import RouterConfig
 from stoker.router.prompts.tokenizer import ModelTokenizer
+from stoker.router.workers.siblings import Siblings
 
 QUICK = ("checks.interval_s=0.2", "checks.timeout_s=1", "drain_s=5")
 
@@ -58,9 +59,8 @@ def replica(
 @contextlib.asynccontextmanager
 async def running_router(*settings: str) -> AsyncIterator[RouterApp]:
     """A router that listens, knows nothing, and watches nobody."""
-    app = RouterApp(
-        load(RouterConfig, None, ["listen.grpc=127.0.0.1:0", "listen.http=127.0.0.1:0", *QUICK, *settings])
-    )
+    ports = ["listen.grpc=127.0.0.1:0", "listen.http=127.0.0.1:0"]
+    app = RouterApp(load(RouterConfig, None, [*ports, *QUICK, *settings]), Siblings.alone())
     await app.start()
     try:
         yield app

@@ -219,10 +219,11 @@ def test_what_takes_long_to_read_is_refused_before(asked: pb.GenerateRequest, fi
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_json_cannot_say_is_refused(value: float) -> None:
-    extra = struct_pb2.Struct()
-    extra.update({"x": value})
-    with pytest.raises(InvalidRequest):
-        openai_body.struct_of(extra)
+    asked = request()
+    asked.extra.update({"x": value})
+    with pytest.raises(InvalidRequest) as refused:
+        body(asked)
+    assert refused.value.fields[0].field == "extra"
 
 
 def test_no_prompt_at_all() -> None:

@@ -13,13 +13,14 @@ from aiohttp.test_utils import make_mocked_request
 from stoker.router.config import LimitsConfig
 from stoker.router.http.openai import OpenAIServer
 from stoker.router.http.reading import ROUTES
+from stoker.router.workers.siblings import Siblings
 
 
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 async def test_another_method_is_refused_with_405_and_the_one_allowed(path: str, method: str) -> None:
     nobody: Any = SimpleNamespace(view=SimpleNamespace())
-    server = OpenAIServer(nobody, cast(Any, None), LimitsConfig(request_s=1.0))
+    server = OpenAIServer(nobody, cast(Any, None), LimitsConfig(request_s=1.0), Siblings.alone())
     answer = await server.handle(make_mocked_request(method, path))
     assert isinstance(answer, web.Response)
     assert isinstance(answer.body, bytes)

@@ -17,6 +17,7 @@ from stoker.router.flights.tenants import Caller
 from stoker.router.grpc.prompt import of_tokenized
 from stoker.router.picking.picks import Event
 from stoker.router.server import RouterServer
+from stoker.router.workers.siblings import Siblings
 from tests.support.picking import LONGEST_S, SILENCE_S, UNHEARD_S, World, packed
 
 KEYS = f"one {'0a' * 32}"
@@ -78,7 +79,7 @@ async def test_an_end_releases_once(world: World, event: Event) -> None:
 
 async def test_reports_come_in_bounded_numbers(world: World) -> None:
     picked = await world.pick()
-    server = RouterServer(world.router, world.picker)
+    server = RouterServer(world.router, world.picker, Siblings.alone())
     told = router_pb2.PickReport(pick_id=picked.pick_id, event=router_pb2.PICK_EVENT_DROPPED)
     with pytest.raises(InvalidRequest) as refused:
         await server.ReportPicks(router_pb2.ReportPicksRequest(reports=[told] * 10_001), cast(Any, None))

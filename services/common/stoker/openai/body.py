@@ -150,8 +150,8 @@ def _chat_prompt(chat: inference_pb2.Chat) -> dict[str, Any]:
     return body
 
 
-def refuse_huge(chat: inference_pb2.Chat) -> None:
-    """Raises InvalidRequest for a conversation that would hold up everything else while it is read."""
+def _refuse_huge(chat: inference_pb2.Chat) -> None:
+    """A conversation that would hold up everything else while it is read."""
     items = len(chat.messages) + len(chat.tools)
     if items <= _MOST_ITEMS:
         items += sum(len(message.content) + len(message.tool_calls) for message in chat.messages)
@@ -167,15 +167,15 @@ def refuse_huge(chat: inference_pb2.Chat) -> None:
 
 
 def chat_fields(chat: inference_pb2.Chat) -> dict[str, Any]:
-    """What renders a conversation: the part that generating and tokenizing share."""
-    refuse_huge(chat)
+    """What renders a conversation: the part that generating, tokenizing and routing share. Raises InvalidRequest."""
+    _refuse_huge(chat)
     if not chat.messages:
         raise InvalidRequest.field("chat.messages", "the conversation is empty; give at least one message")
     body: dict[str, Any] = {"messages": [_message(message, at) for at, message in enumerate(chat.messages)]}
     if chat.tools:
         body["tools"] = [_tool(tool, at) for at, tool in enumerate(chat.tools)]
     if chat.HasField("template_kwargs"):
-        body["chat_template_kwargs"] = struct_of(chat.template_kwargs)
+        body["chat_template_kwargs"] = _struct("chat.template_kwargs", chat.template_kwargs)
     if chat.template:
         body["chat_template"] = chat.template
     if chat.omit_generation_prompt or chat.continue_final_message:
@@ -224,7 +224,7 @@ def _tool(tool: inference_pb2.Tool, at: int) -> dict[str, Any]:
     if tool.description:
         function["description"] = tool.description
     if tool.HasField("parameters"):
-        function["parameters"] = struct_of(tool.parameters)
+        function["parameters"] = _struct(f"chat.tools[{at}].parameters", tool.parameters)
     if tool.HasField("strict"):
         function["strict"] = tool.strict
     return {"type": "function", "function": function}
@@ -259,15 +259,15 @@ def _extra(extra: struct_pb2.Struct) -> dict[str, Any]:
         raise InvalidRequest.field(
             "extra.vllm_xargs.kv_cache_report_mode", "cannot be chosen by a request; leave it out"
         )
-    return struct_of(extra)
+    return _struct("extra", extra)
 
 
-def struct_of(struct: struct_pb2.Struct) -> dict[str, Any]:
+def _struct(field: str, struct: struct_pb2.Struct) -> dict[str, Any]:
     """A Struct as plain values; its numbers are doubles, whole ones become integers again."""
     try:
         return {name: _whole(value) for name, value in json_format.MessageToDict(struct).items()}
     except (json_format.Error, ValueError) as error:
-        raise InvalidRequest.field("extra", f"holds what JSON cannot say: {error}") from error
+        raise InvalidRequest.field(field, f"holds what JSON cannot say: {error}") from error
 
 
 def _whole(value: Any) -> Any:

@@ -8,14 +8,15 @@ import os
 import random
 import secrets
 import socket
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import structlog
 
 from stoker.api.router.v1 import router_pb2_grpc
 from stoker.common import logs, otel, rpc, service, ticket_keys, tls
 from stoker.common import metrics as exposition
-from stoker.common.errors import StokerError
 from stoker.common.ticket_keys import KeyFile
 from stoker.common.tls import ServerTlsConfig, Tls, TlsConfig
 from stoker.router import metrics, server
@@ -62,16 +63,16 @@ class RouterApp:
     def __init__(
         self,
         config: RouterConfig,
+        siblings: Siblings,
         secure: Tls | None = None,
         secure_http: Tls | None = None,
         keys: KeyFile | None = None,
-        siblings: Siblings | None = None,
     ) -> None:
         self.config = config
         self._secure = secure
         self._secure_http = secure_http
-        self._siblings = siblings or Siblings.alone()
-        self._shared = self._siblings.count > 1
+        self._siblings = siblings
+        self._shared = siblings.count > 1
         rng = random.Random()  # noqa: S311 - jitter and ties
         self.view = View(config.routing, config.health)
         self.engines = Engines(config.limits.connect_s)
@@ -95,19 +96,53 @@ class RouterApp:
         )
         self.checks = HealthChecks(self.view, self.engines, config.checks, rng, self.router.clock)
         self.parity = ParityProbe(self.view, self.engines, self.tokenizers, rng)
-        self._openai = OpenAIServer(self.router, self.engines, config.limits, self._siblings)
+        self._requests = HttpPort(
+            OpenAIServer(self.router, self.engines, config.limits, siblings).handle,
+            max_connections=_CONNECTIONS_PER_REQUEST * config.limits.max_in_flight,
+        )
         signer = Signer(keys or KeyFile(config.tickets.keys), config.pick.ticket_s)
         self._own_pass = signer.own_pass
         unheard_s, longest_s = config.pick.ticket_s + _ON_ITS_WAY_S, config.limits.request_s
-        self.picks = Picks(self.router, unheard_s, config.pick.silence_s, longest_s, self._siblings)
-        self.picker = Picker(self.router, self.picks, signer, config.pick.alternatives, self._siblings)
+        self.picks = Picks(self.router, unheard_s, config.pick.silence_s, longest_s, siblings)
+        self.picker = Picker(self.router, self.picks, signer, config.pick.alternatives, siblings)
         self.pick_http = self._pick_port() if config.listen.pick else None
-        self.envoy = ExtAuthz(config, self.router, self._siblings) if config.listen.ext_authz else None
+        self.envoy = ExtAuthz(config, self.router, siblings) if config.listen.ext_authz else None
         self.ext_proc = ExtProc(config, self.router, secure, shared=self._shared) if config.listen.ext_proc else None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._running = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
-        """Listen, not ready. Raises StokerError when an address is taken."""
+        """Listen, not ready. Raises StokerError when an address is taken: then nothing is left running."""
+        async with contextlib.AsyncExitStack() as running:
+            running.callback(self._threads.shutdown, wait=False, cancel_futures=True)
+            if self._recorder is not None:
+                self._recorder.start()
+                running.push_async_callback(asyncio.to_thread, self._recorder.close)
+            parts = (self.engines, self.channels, self.tokenizers, self.parity, self.checks, self._announcing)
+            for part in parts:
+                running.push_async_callback(part.close)
+            await self._start_grpc()
+            running.push_async_callback(self.rpc.stop, 0.5)
+            running.push_async_callback(self._siblings.close)
+            await self._siblings.start()
+            running.push_async_callback(self._requests.close)
+            running.callback(self.picks.close)
+            if self.envoy is not None:
+                running.push_async_callback(self.envoy.close)
+                await self.envoy.start()
+            if self.ext_proc is not None:
+                running.push_async_callback(self.ext_proc.close)
+                await self.ext_proc.start()
+            if self.pick_http is not None:
+                running.callback(self.pick_http.close)
+                await self.pick_http.start(self._secure_http)
+            openai = await self._listen()
+            running.callback(openai.close)
+            self.http_port: int = openai.sockets[0].getsockname()[1]
+            self._running = running.pop_all()
+        self._run(every(_HOUSEKEEPING_S, self._housekeep), "housekeeping")
+        self._run(self._announce(), "readiness")
+
+    async def _start_grpc(self) -> None:
         services = (grpc_inference.SERVICE, server.SERVICE)
         self.rpc = rpc.RpcServer.bind(self.config.listen.grpc, services, tls=self._secure, shared=self._shared)
         direct = self.config.grpc_path == "engine" or (self.config.grpc_path == "auto" and self._secure is None)
@@ -121,35 +156,23 @@ class RouterApp:
         if self.envoy is not None:
             self.envoy.add_to(self.rpc.server)
         await self.rpc.start()
-        try:
-            if self.envoy is not None:
-                await self.envoy.start()
-            if self.ext_proc is not None:
-                await self.ext_proc.start()
-            if self.pick_http is not None:
-                await self.pick_http.start(self._secure_http)
-            self._http = await self._listen()
-        except StokerError:
-            await self._close_side_ports()
-            await self.rpc.stop(0)
-            await self.engines.close()
-            raise
-        if self._recorder is not None:
-            self._recorder.start()
-        await self._siblings.start()
-        sockets = self._http.sockets
-        self.http_port: int = sockets[0].getsockname()[1]
-        self._tasks = [
-            asyncio.create_task(every(_HOUSEKEEPING_S, self._housekeep), name="housekeeping"),
-            asyncio.create_task(self._announce(), name="readiness"),
-        ]
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run it beside the rest until the router closes."""
+        task = asyncio.create_task(work, name=name)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        self._running.push_async_callback(end)
 
     async def watch(self) -> None:
         """Follow the registries, and tell other routers through them."""
         watcher = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         await self._announcing.start(self.config.registries, watcher, self._secure)
         watching = Watching(self.view, self.config.registries, watcher, self.fleet_changed, secure=self._secure)
-        self._tasks.append(asyncio.create_task(watching.run(), name="watching"))
+        self._run(watching.run(), "watching")
 
     def fleet_changed(self) -> None:
         """Records changed: check, probe and connect accordingly."""
@@ -176,32 +199,7 @@ class RouterApp:
 
     async def close(self) -> None:
         """Stop at once."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._http.close()
-        await self._close_side_ports()
-        self.picks.close()
-        await self._requests.close()
-        await self._siblings.close()
-        await self.rpc.stop(0.5)
-        await self._announcing.close()
-        await self.checks.close()
-        await self.parity.close()
-        await self.tokenizers.close()
-        await self.channels.close()
-        await self.engines.close()
-        if self._recorder is not None:
-            await asyncio.to_thread(self._recorder.close)
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _close_side_ports(self) -> None:
-        if self.envoy is not None:
-            await self.envoy.close()
-        if self.ext_proc is not None:
-            await self.ext_proc.close()
-        if self.pick_http is not None:
-            self.pick_http.close()
+        await self._running.aclose()
 
     def _pick_port(self) -> Port:
         return Port(
@@ -215,9 +213,6 @@ class RouterApp:
         )
 
     async def _listen(self) -> asyncio.Server:
-        self._requests = HttpPort(
-            self._openai.handle, max_connections=_CONNECTIONS_PER_REQUEST * self.config.limits.max_in_flight
-        )
         return await listen(
             "listen.http",
             self.config.listen.http,
@@ -254,10 +249,13 @@ class RouterApp:
 
 async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
     """Run a router until `stop` is set, then drain it: in this process, or in several of its own."""
-    await (workers.supervise if config.workers > 1 else serve_here)(config, stop)
+    if config.workers > 1:
+        await workers.supervise(config, stop)
+    else:
+        await serve_here(config, stop, Siblings.alone())
 
 
-async def serve_here(config: RouterConfig, stop: asyncio.Event, siblings: Siblings | None = None) -> None:
+async def serve_here(config: RouterConfig, stop: asyncio.Event, siblings: Siblings) -> None:
     """Run a router in this process."""
     otel.setup("stoker-router", config.otlp_endpoint)
     with exposition.exposed(config.metrics_listen), contextlib.ExitStack() as last:
@@ -269,12 +267,14 @@ async def serve_here(config: RouterConfig, stop: asyncio.Event, siblings: Siblin
             tls.following(http_tls, "http_tls") as secure_http,
             ticket_keys.following(config.tickets.keys) as keys,
         ):
-            app = RouterApp(config, secure, secure_http, keys, siblings)
+            app = RouterApp(config, siblings, secure, secure_http, keys)
             await app.start()
-            await app.watch()
-            log.info("router.listening", grpc_port=app.rpc.port, http_port=app.http_port)
-            await stop.wait()
-            await app.stop()
+            try:
+                await app.watch()
+                log.info("router.listening", grpc_port=app.rpc.port, http_port=app.http_port)
+                await stop.wait()
+            finally:
+                await app.stop()
 
 
 def _shown_to_anyone(config: TlsConfig) -> ServerTlsConfig:

@@ -35,12 +35,12 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class RouterServer(router_pb2_grpc.RouterServiceServicer):
     """How the router decides and what it sees; picks for those who send for themselves."""
 
-    def __init__(self, router: Router, picker: Picker, siblings: Siblings | None = None) -> None:
+    def __init__(self, router: Router, picker: Picker, siblings: Siblings) -> None:
         self._router = router
         self._picker = picker
         self._recollection = Recollection(
             router.recent,
-            siblings or Siblings.alone(),
+            siblings,
             lambda remembered: _explained(remembered, router.clock() - remembered.at),
         )
 

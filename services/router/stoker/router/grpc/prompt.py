@@ -5,18 +5,14 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from google.protobuf import json_format, struct_pb2
-
 from stoker.api.inference.v1 import inference_pb2
 from stoker.api.router.v1 import router_pb2
 from stoker.common.blocks import unpack_keys
 from stoker.common.errors import InvalidRequest
-from stoker.openai.body import MOST_TOKEN_IDS, refuse_huge
-from stoker.router.prompts.prompt import CHAT, COMPLETIONS, Asked, Prompt, asked_in_tokens, keyed, tokenized
-from stoker.router.prompts.render import Conversation
+from stoker.openai.body import MOST_TOKEN_IDS, chat_fields
+from stoker.router.prompts.prompt import CHAT, COMPLETIONS, Asked, Prompt, asked_in_tokens, chat, keyed, tokenized
 
 _MOST_TEXTS = 2048  # as node agents take
-_MEDIA = ("image_url", "audio_url", "video_url")
 
 
 def request_id_of(given: str) -> str:
@@ -100,61 +96,4 @@ def _prompt(kind: str, request: Any, common: dict[str, Any]) -> Prompt:
         if len(request.token_ids.ids) > MOST_TOKEN_IDS:
             return Prompt(unreadable="many_values", **common)  # to be refused where it is sent
         return Prompt(token_ids=(list(request.token_ids.ids),), **common)
-    chat = request.chat
-    if not chat.messages:
-        raise InvalidRequest.field("chat.messages", "give at least one message, for example a user's")
-    refuse_huge(chat)
-    if chat.template:
-        return Prompt(unreadable="own_template", **common)
-    variables = _plain("chat.template_kwargs", chat.template_kwargs) if chat.HasField("template_kwargs") else {}
-    conversation = Conversation(
-        [_message(message) for message in chat.messages],
-        [_tool(place, tool) for place, tool in enumerate(chat.tools)] or None,
-        add_generation_prompt=not chat.omit_generation_prompt and not chat.continue_final_message,
-        continue_final_message=chat.continue_final_message,
-        variables=variables,
-    )
-    return Prompt(conversation=conversation, **common)
-
-
-def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
-    content = [_part(part) for part in message.content]
-    written: dict[str, Any] = {"role": message.role, "content": content or None}
-    if message.name:
-        written["name"] = message.name
-    if message.tool_calls:
-        written["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id:
-        written["tool_call_id"] = message.tool_call_id
-    if message.reasoning:
-        written["reasoning"] = message.reasoning
-    return written
-
-
-def _part(part: inference_pb2.ContentPart) -> dict[str, Any]:
-    kind = part.WhichOneof("part") or "text"
-    if kind in _MEDIA:
-        return {"type": kind, kind: {"url": getattr(part, kind)}}
-    return {"type": "text", "text": part.text}
-
-
-def _tool(place: int, tool: inference_pb2.Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description:
-        function["description"] = tool.description
-    if tool.HasField("parameters"):
-        function["parameters"] = _plain(f"chat.tools[{place}].parameters", tool.parameters)
-    if tool.HasField("strict"):
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
-
-
-def _plain(field: str, value: struct_pb2.Struct) -> dict[str, Any]:
-    try:
-        plain: dict[str, Any] = json_format.MessageToDict(value)
-    except (json_format.Error, ValueError) as error:
-        raise InvalidRequest.field(field, f"cannot be written as JSON: {error}") from error
-    return plain
+    return chat(chat_fields(request.chat), common)  # what its engine will read

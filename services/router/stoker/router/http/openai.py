@@ -53,17 +53,15 @@ _RETRIED_STATUSES = frozenset({502, 503, 504})
 class OpenAIServer:
     """Serves the API for a router."""
 
-    def __init__(
-        self, router: Router, engines: Engines, limits: LimitsConfig, siblings: Siblings | None = None
-    ) -> None:
+    def __init__(self, router: Router, engines: Engines, limits: LimitsConfig, siblings: Siblings) -> None:
         self._router = router
         self._engines = engines
         self._limits = limits
         self._continuing = HttpContinuation(router, engines, limits)
         self._intake = Intake(limits.max_body_bytes, limits.max_in_flight)
         self._responses: OrderedDict[str, str] = OrderedDict()  # stored response → replica that holds it
-        self._siblings = siblings or Siblings.alone()
-        self._siblings.hears(RESPONSES, lambda said: self._keep(*msgspec.msgpack.decode(said, type=tuple[str, str])))
+        self._siblings = siblings
+        siblings.hears(RESPONSES, lambda said: self._keep(*msgspec.msgpack.decode(said, type=tuple[str, str])))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One HTTP request."""

@@ -51,14 +51,12 @@ class Picked:
 class Picker:
     """Picks for both transports."""
 
-    def __init__(
-        self, router: Router, picks: Picks, signer: Signer, alternatives: int, siblings: Siblings | None = None
-    ) -> None:
+    def __init__(self, router: Router, picks: Picks, signer: Signer, alternatives: int, siblings: Siblings) -> None:
         """`alternatives` are named beside the first place where the caller does not say how many."""
         self.picks = picks
         self._router = router
         self._signer = signer
-        self._nonce = (siblings or Siblings.alone()).nonce
+        self._nonce = siblings.nonce
         self._alternatives = alternatives
 
     def pick(

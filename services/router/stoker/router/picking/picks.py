@@ -49,7 +49,7 @@ class Picks:
         unheard_s: float,
         silence_s: float,
         longest_s: float,
-        siblings: Siblings | None = None,
+        siblings: Siblings,
     ) -> None:
         """A pick of which nothing was heard within `unheard_s`, or within `silence_s` of the last word, is given up,
         and whatever its caller says after `longest_s`.
@@ -62,8 +62,8 @@ class Picks:
         self._silence_s = silence_s
         self._longest_s = longest_s
         self._open: dict[str, _Pick] = {}
-        self._siblings = siblings or Siblings.alone()
-        self._siblings.hears(API, self._hear)
+        self._siblings = siblings
+        siblings.hears(API, self._hear)
 
     def __len__(self) -> int:
         return len(self._open)

@@ -232,6 +232,11 @@ def _chat(body: Mapping[str, Any], raw: bytes) -> Prompt:
     common = _common(body, raw, "max_completion_tokens", "max_tokens", special=False)
     if _is_costly(body):
         return Prompt(unreadable="many_values", **common)
+    return chat(body, common)
+
+
+def chat(body: Mapping[str, Any], common: Mapping[str, Any]) -> Prompt:
+    """The prompt of a chat's body; `common` are a Prompt's fields beside the conversation. Raises InvalidRequest."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest.field("messages", "give at least one message, for example a user's")
@@ -241,7 +246,7 @@ def _chat(body: Mapping[str, Any], raw: bytes) -> Prompt:
     return _conversation(messages, body, common, prompt=True)
 
 
-def _conversation(messages: list[Any], body: Mapping[str, Any], common: dict[str, Any], *, prompt: bool) -> Prompt:
+def _conversation(messages: list[Any], body: Mapping[str, Any], common: Mapping[str, Any], *, prompt: bool) -> Prompt:
     if not all(isinstance(message, dict) for message in messages):
         raise InvalidRequest.field("messages", "each must be an object with role and content")
     variables = body.get("chat_template_kwargs")
