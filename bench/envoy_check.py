@@ -22,6 +22,7 @@ import uvloop
 from bench.peers.speed_client import prompts
 from stoker.api.envoy.v1 import access_log_pb2 as pb
 from stoker.api.registry.v1 import registry_pb2
+from stoker.common import collecting
 from stoker.local.model import cached
 from stoker.router.app import RouterApp
 from stoker.router.envoy import access_log
@@ -116,6 +117,7 @@ async def measure(size: int, batches: int, profile: bool) -> None:
 
         for number in range(4):
             await batch(number)
+        collecting.settle()  # as the service does
         spent.update(dict.fromkeys(spent, 0.0))
         profiler = cProfile.Profile()
         if profile:

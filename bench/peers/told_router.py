@@ -13,6 +13,7 @@ from pathlib import Path
 import uvloop
 
 from stoker.api.registry.v1 import registry_pb2
+from stoker.common import collecting
 from stoker.common.config import load
 from stoker.router.app import RouterApp
 from stoker.router.config import RouterConfig
@@ -54,6 +55,7 @@ async def serve(own: list[str], model_dir: Path, urls: list[str]) -> None:
         )
         for record in records:
             app.view.proved(app.view.targets[record.replica_id], "ok")
+        collecting.settle()  # as the service does
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)

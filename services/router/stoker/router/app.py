@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from stoker.api.router.v1 import router_pb2_grpc
-from stoker.common import logs, otel, rpc, service, ticket_keys, tls
+from stoker.common import collecting, logs, otel, rpc, service, ticket_keys, tls
 from stoker.common import metrics as exposition
 from stoker.common.ticket_keys import KeyFile
 from stoker.common.tls import ServerTlsConfig, Tls, TlsConfig
@@ -271,6 +271,7 @@ async def serve_here(config: RouterConfig, stop: asyncio.Event, siblings: Siblin
             await app.start()
             try:
                 await app.watch()
+                collecting.settle()
                 log.info("router.listening", grpc_port=app.rpc.port, http_port=app.http_port)
                 await stop.wait()
             finally:
