@@ -1,5 +1,5 @@
-"""The scaler's decisions: pure functions of the fleet, what was decided before, and `now`.
+"""The scaler's decisions: pure functions of the fleet, what was decided before, what is known, and `now`.
 
-`count` says how many, `victims` says which go, `decide` draws both together. Later policies replace `count`
-and the ranking of `victims`; what goes in and what comes out stays.
+A round (`decide`) asks each deployment's policy what it needs (`policies`), finds how far its count may move
+(`limits`), shares the demand of a group among its deployments (`variants`), and names who goes (`victims`).
 """

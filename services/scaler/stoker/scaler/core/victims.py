@@ -18,6 +18,7 @@ def choose(
     *,
     fresh_s: float,
     before: Sequence[str] = (),
+    values: Mapping[str, float | None] | None = None,
 ) -> tuple[str, ...]:
     """The `surplus` replicas to remove, best first.
 

@@ -1,0 +1,31 @@
+"""Averages of samples over the last seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from stoker.scaler.core.signals import Sample
+
+
+def last(samples: Sequence[Sample], since: float) -> Iterator[Sample]:
+    """The samples after `since`, newest first; the newest in any case."""
+    for place in range(len(samples) - 1, -1, -1):
+        if samples[place].at <= since and place < len(samples) - 1:
+            return
+        yield samples[place]
+
+
+def mean(samples: Sequence[Sample], since: float, value: Callable[[Sample], float | None]) -> float | None:
+    """The mean of what is known of `value` after `since`; None where nothing is."""
+    known = [found for sample in last(samples, since) if (found := value(sample)) is not None]
+    return sum(known) / len(known) if known else None
+
+
+def in_flight(sample: Sample) -> float | None:
+    """Requests that a deployment has: in batches, in engines' queues and held by routers.
+
+    While nothing is ready nothing runs, so that those held are all; otherwise each of the three must be known.
+    """
+    engines = (sample.running, sample.waiting) if sample.ready else (sample.running or 0.0, sample.waiting or 0.0)
+    parts = (*engines, sample.queued)
+    return None if any(part is None for part in parts) else sum(part for part in parts if part is not None)
