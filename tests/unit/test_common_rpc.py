@@ -8,33 +8,33 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from stoker.api.planner.v1 import planner_pb2, planner_pb2_grpc
 from stoker.api.registry.v1 import registry_pb2, registry_pb2_grpc
-from stoker.api.scaler.v1 import scaler_pb2, scaler_pb2_grpc
 from stoker.common import rpc
 from stoker.common.errors import Code, FieldViolation, InvalidRequest, StokerError, Unavailable
 
-SERVICE = "stoker.api.scaler.v1.ScalerService"
-Handler = Callable[[Any], Awaitable[scaler_pb2.GetScalerStatusResponse]]
+SERVICE = "stoker.api.planner.v1.PlannerService"
+Handler = Callable[[Any], Awaitable[planner_pb2.GetPlannerStatusResponse]]
 
 
-async def _call(handler: Handler) -> scaler_pb2.GetScalerStatusResponse:
-    class Servicer(scaler_pb2_grpc.ScalerServiceServicer):
-        async def GetScalerStatus(self, request: Any, context: Any) -> scaler_pb2.GetScalerStatusResponse:
+async def _call(handler: Handler) -> planner_pb2.GetPlannerStatusResponse:
+    class Servicer(planner_pb2_grpc.PlannerServiceServicer):
+        async def GetPlannerStatus(self, request: Any, context: Any) -> planner_pb2.GetPlannerStatusResponse:
             return await handler(context)
 
     server = rpc.RpcServer.bind("127.0.0.1:0", [SERVICE])
-    scaler_pb2_grpc.add_ScalerServiceServicer_to_server(Servicer(), server.server)
+    planner_pb2_grpc.add_PlannerServiceServicer_to_server(Servicer(), server.server)
     await server.start()
     try:
         async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
-            stub = scaler_pb2_grpc.ScalerServiceStub(channel)
-            return await stub.GetScalerStatus(scaler_pb2.GetScalerStatusRequest(), timeout=5)
+            stub = planner_pb2_grpc.PlannerServiceStub(channel)
+            return await stub.GetPlannerStatus(planner_pb2.GetPlannerStatusRequest(), timeout=5)
     finally:
         await server.stop(0)
 
 
 async def _error(raised: Exception) -> StokerError:
-    async def handler(_: Any) -> scaler_pb2.GetScalerStatusResponse:
+    async def handler(_: Any) -> planner_pb2.GetPlannerStatusResponse:
         raise raised
 
     with pytest.raises(grpc.RpcError) as caught:

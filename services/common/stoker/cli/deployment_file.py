@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from stoker.api.common.v1 import common_pb2
 from stoker.common.errors import Code, StokerError
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _ENGINES = ("vllm", "sim")
 _MAX_BYTES = 1 << 20
 _INTEGERS = {FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_INT32}
@@ -69,11 +71,13 @@ class _Reader:
             return self.enum(node, field)
         if field.cpp_type in _INTEGERS:
             return self.integer(node, field.name)
+        if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
+            return self.number(node, field.name)
         return node.value
 
     def enum(self, node: yaml.ScalarNode, field: FieldDescriptor) -> int | None:
         assert field.enum_type is not None  # noqa: S101 - the caller looked
-        prefix = f"{field.enum_type.name.upper()}_"
+        prefix = f"{_WORD.sub('_', field.enum_type.name).upper()}_"
         names = {v.name.removeprefix(prefix).lower(): v.number for v in field.enum_type.values if v.number}
         if node.value.lower() not in names:
             self.wrong(node, f"{field.name}: {node.value!r} is none of {', '.join(names)}")
@@ -84,6 +88,16 @@ class _Reader:
             self.wrong(node, f"{name}: {node.value!r} is no whole number from 0 to {2**32 - 1}")
             return None
         return int(node.value)
+
+    def number(self, node: yaml.ScalarNode, name: str) -> float | None:
+        try:
+            value = float(node.value)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            self.wrong(node, f"{name}: {node.value!r} is no number")
+            return None
+        return value
 
     def text_map(self, node: yaml.Node, name: str) -> dict[str, str] | None:
         if not isinstance(node, yaml.MappingNode) or not all(isinstance(v, yaml.ScalarNode) for _, v in node.value):

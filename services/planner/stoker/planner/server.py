@@ -29,10 +29,11 @@ SERVICE = "stoker.api.planner.v1.PlannerService"
 
 
 def spec_key(spec: common_pb2.DeploymentSpec) -> str:
-    """A name for what a replica runs: equal for specifications that differ in nothing but the replica count."""
+    """A name for what a replica runs: equal for specifications that differ in nothing but how many replicas."""
     bare = common_pb2.DeploymentSpec()
     bare.CopyFrom(spec)
     bare.replicas = 0
+    bare.ClearField("scaling")
     return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()[:16]
 
 

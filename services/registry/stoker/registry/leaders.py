@@ -92,6 +92,19 @@ class LeaderStore:
         operations += [Delete(keys.desired(name)) for name in removed]
         return await self._fenced(fence, operations)
 
+    async def set_scaling_history(
+        self, fence: common_pb2.Fence, histories: Sequence[records_pb2.ScalingHistory], removed: Sequence[str]
+    ) -> int:
+        """Write what the scaler keeps of the past as the leader; returns the revision."""
+        operations: list[Op] = []
+        for each in histories:
+            record = records_pb2.ScalingHistory()
+            record.CopyFrom(each)
+            record.fence.CopyFrom(fence)
+            operations.append(Put(keys.scaling(each.deployment), record.SerializeToString()))
+        operations += [Delete(keys.scaling(name)) for name in removed]
+        return await self._fenced(fence, operations)
+
     async def apply_assignments(
         self,
         fence: common_pb2.Fence,

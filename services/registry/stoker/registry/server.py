@@ -16,7 +16,8 @@ from stoker.common.errors import FieldViolation, InvalidRequest, Unavailable
 from stoker.registry.agents import AgentStream
 from stoker.registry.announcers import AnnounceStream
 from stoker.registry.config import RegistryConfig
-from stoker.registry.core import records, validation
+from stoker.registry.core import records, scaling, validation
+from stoker.registry.core.records import Kind
 from stoker.registry.core.validation import Limits
 from stoker.registry.deployments import DeploymentStore
 from stoker.registry.hub import Hub
@@ -116,7 +117,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._hub.require_synced()
         state = self._hub.state
         return registry_pb2.GetFleetResponse(
-            records=records.pack(state.records.items(), state.revision),
+            records=records.pack(
+                (item for item in state.records.items() if item[0][0] is not Kind.SCALING), state.revision
+            ),
             loads=self._hub.loads.all(),
             freshness=self._hub.freshness(),
         )
@@ -127,6 +130,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         """Create or change a deployment."""
         self._hub.require_synced()
         validation.require(validation.deployment(request.spec, self._limits))
+        if request.spec.HasField("scaling"):
+            validation.require(scaling.policy("spec.scaling", request.spec.scaling, self._limits))
         expected = request.expected_generation if request.HasField("expected_generation") else None
         written = await self._deployments.put(request.spec, expected)
         log.info("deployment.put", deployment=request.spec.name, generation=written.generation)
@@ -141,6 +146,28 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         written, previous = await self._deployments.scale(request.name, request.replicas)
         log.info("deployment.scaled", deployment=request.name, replicas=request.replicas, previous=previous)
         return registry_pb2.ScaleDeploymentResponse(deployment=written, previous_replicas=previous)
+
+    async def SetScalingPolicy(  # noqa: N802
+        self, request: registry_pb2.SetScalingPolicyRequest, context: Context
+    ) -> registry_pb2.SetScalingPolicyResponse:
+        """Change how a count is found."""
+        self._hub.require_synced()
+        policy = request.policy if request.HasField("policy") else None
+        validation.require(scaling.set_policy(request.name, policy, self._limits))
+        expected = request.expected_generation if request.HasField("expected_generation") else None
+        written = await self._deployments.set_policy(request.name, policy, expected)
+        log.info("deployment.policy_set", deployment=request.name, generation=written.generation)
+        return registry_pb2.SetScalingPolicyResponse(deployment=written)
+
+    async def PauseScaling(  # noqa: N802
+        self, request: registry_pb2.PauseScalingRequest, context: Context
+    ) -> registry_pb2.PauseScalingResponse:
+        """Pause scaling, or end the pause."""
+        self._hub.require_synced()
+        validation.require(scaling.pause(request.name, request.note))
+        written = await self._deployments.pause(request.name, request.note, resume=request.resume)
+        log.info("deployment.pause", deployment=request.name, resume=request.resume, note=request.note)
+        return registry_pb2.PauseScalingResponse(deployment=written)
 
     async def DeleteDeployment(  # noqa: N802
         self, request: registry_pb2.DeleteDeploymentRequest, context: Context
@@ -181,8 +208,19 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._hub.require_synced()
         validation.require(validation.fence(request.fence, "scaler"))
         validation.require(validation.desired(request.desired, request.removed, self._limits))
+        validation.require(scaling.decisions(request.desired))
         revision = await self._leaders.set_desired(request.fence, request.desired, request.removed)
         return registry_pb2.SetDesiredResponse(revision=revision)
+
+    async def SetScalingHistory(  # noqa: N802
+        self, request: registry_pb2.SetScalingHistoryRequest, context: Context
+    ) -> registry_pb2.SetScalingHistoryResponse:
+        """Write what the scaler keeps of the past."""
+        self._hub.require_synced()
+        validation.require(validation.fence(request.fence, "scaler"))
+        validation.require(scaling.histories(request.histories, request.removed))
+        revision = await self._leaders.set_scaling_history(request.fence, request.histories, request.removed)
+        return registry_pb2.SetScalingHistoryResponse(revision=revision)
 
     async def ApplyAssignments(  # noqa: N802
         self, request: registry_pb2.ApplyAssignmentsRequest, context: Context

@@ -17,11 +17,9 @@ from stoker.registry.client import FleetEvent, FleetView, FleetWatch, LoadChange
 from stoker.scaler.config import ScalerConfig
 from stoker.scaler.core.decide import decide
 from stoker.scaler.core.values import Load
-from stoker.scaler.server import SERVICE, ScalerServicer, fleet_of, load_of, record_of
+from stoker.scaler.server import ROLE, SERVICE, ScalerServicer, fleet_of, load_of, record_of
 
 log = structlog.get_logger(__name__)
-
-ROLE = "scaler"
 
 TOPICS = (
     registry_pb2.TOPIC_DEPLOYMENTS,
@@ -38,7 +36,7 @@ class ScalerRound:
     """One round of scaling: the core between a view and a fenced write."""
 
     def __init__(self, client: RegistryClient, config: ScalerConfig) -> None:
-        self._client = client
+        self.client = client
         self._config = config
         self._loads: dict[str, Load] = {}
 
@@ -67,9 +65,9 @@ class ScalerRound:
             )
         for removed in pieces(decisions.removed):
             log.info("scaler.removed", deployments=removed)
-            revision = await self._client.set_desired(fence, [], removed)
+            revision = await self.client.set_desired(fence, [], removed)
         for changed in pieces(decisions.changed):
-            revision = await self._client.set_desired(fence, [record_of(desired, fence) for desired in changed])
+            revision = await self.client.set_desired(fence, [record_of(desired, fence) for desired in changed])
             for desired in changed:
                 _CHANGES.labels(str(desired.reason)).inc()
         return revision
@@ -78,12 +76,8 @@ class ScalerRound:
 async def serve(config: ScalerConfig, stop: asyncio.Event) -> None:
     """Runs a scaler until `stop`."""
 
-    def add_servicer(server: rpc.RpcServer, loop: ControlLoop, _: ScalerRound, watch: FleetWatch) -> None:
-        servicer = ScalerServicer(
-            lambda: loop.leading,
-            lambda: watch.view.leaders.get(ROLE),
-            lambda: [record for _, record in sorted(watch.view.desired.items())],
-        )
+    def add_servicer(server: rpc.RpcServer, loop: ControlLoop, round_: ScalerRound, watch: FleetWatch) -> None:
+        servicer = ScalerServicer(lambda: loop.leading, watch.view, round_.client)
         scaler_pb2_grpc.add_ScalerServiceServicer_to_server(servicer, server.server)
 
     def round_of(client: RegistryClient) -> ScalerRound:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 
-from stoker.api.common.v1 import common_pb2
+from stoker.api.common.v1 import common_pb2, scaling_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2, registry_pb2_grpc
 from stoker.common import rpc
 from stoker.common.backoff import Backoff
@@ -71,6 +71,20 @@ class RegistryClient:
         request = registry_pb2.ScaleDeploymentRequest(name=name, replicas=replicas)
         return await self._call(lambda stub: stub.ScaleDeployment, request)
 
+    async def set_scaling_policy(
+        self, name: str, policy: scaling_pb2.ScalingPolicy | None, *, expected_generation: int | None = None
+    ) -> records_pb2.Deployment:
+        """Change how the count of a deployment is found; None: it is the specification's."""
+        request = registry_pb2.SetScalingPolicyRequest(
+            name=name, policy=policy, expected_generation=expected_generation
+        )
+        return (await self._call(lambda stub: stub.SetScalingPolicy, request)).deployment
+
+    async def pause_scaling(self, name: str, *, resume: bool = False, note: str = "") -> records_pb2.Deployment:
+        """Let the count of a deployment stand, or end that; `note` says why, to people."""
+        request = registry_pb2.PauseScalingRequest(name=name, resume=resume, note=note)
+        return (await self._call(lambda stub: stub.PauseScaling, request)).deployment
+
     async def delete_deployment(self, name: str) -> None:
         """Remove a deployment; its replicas drain."""
         await self._call(lambda stub: stub.DeleteDeployment, registry_pb2.DeleteDeploymentRequest(name=name))
@@ -91,6 +105,16 @@ class RegistryClient:
         """Write desired counts as the leader; returns the etcd revision. FENCED when it leads no more."""
         request = registry_pb2.SetDesiredRequest(fence=fence, desired=desired, removed=removed)
         return (await self._call(lambda stub: stub.SetDesired, request)).revision
+
+    async def set_scaling_history(
+        self, fence: common_pb2.Fence, histories: Sequence[records_pb2.ScalingHistory], removed: Sequence[str] = ()
+    ) -> int:
+        """Write what the scaler keeps of the past as the leader; returns the etcd revision.
+
+        FENCED when it leads no more; INVALID_REQUEST above 64 KiB a record, 1 MiB or 100 records.
+        """
+        request = registry_pb2.SetScalingHistoryRequest(fence=fence, histories=histories, removed=removed)
+        return (await self._call(lambda stub: stub.SetScalingHistory, request)).revision
 
     async def apply_assignments(
         self,

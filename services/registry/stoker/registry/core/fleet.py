@@ -58,6 +58,7 @@ class FleetState:
     _assignments: dict[str, records_pb2.Assignment] = field(default_factory=dict)
     _members: dict[str, dict[int, records_pb2.MemberStatus]] = field(default_factory=lambda: defaultdict(dict))
     _leaders: dict[str, records_pb2.Leader] = field(default_factory=dict)
+    _scaling: dict[str, records_pb2.ScalingHistory] = field(default_factory=dict)
     _on_node: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _held: dict[str, dict[Key, None]] = field(default_factory=dict)
 
@@ -149,6 +150,8 @@ class FleetState:
                 leader = records_pb2.Leader.FromString(entry.value)
                 leader.role, leader.revision = key.name, entry.create_revision
                 self._leaders[key.name] = leader
+            case Space.SCALING:
+                self._scaling[key.name] = records_pb2.ScalingHistory.FromString(entry.value)
         self._touch(key, touched)
 
     def _delete(self, key: Key, touched: _Touched) -> None:
@@ -170,6 +173,8 @@ class FleetState:
                     del self._members[key.name]
             case Space.LEADER:
                 self._leaders.pop(key.name, None)
+            case Space.SCALING:
+                self._scaling.pop(key.name, None)
         self._touch(key, touched)
 
     def _assign(self, replica_id: str, assignment: records_pb2.Assignment | None, touched: _Touched) -> None:
@@ -237,6 +242,8 @@ class FleetState:
                 if assignment is None:
                     return None
                 return gang.replica_of(assignment, self._members.get(replica_id, {}), self._nodes)
+            case (Kind.SCALING, deployment):
+                return self._scaling.get(deployment)
             case (_, role):
                 return self._leaders.get(role)
 

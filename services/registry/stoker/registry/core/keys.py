@@ -20,6 +20,7 @@ class Space(Enum):
     ASSIGNMENT = "assignments"
     MEMBER = "members"
     LEADER = "leaders"
+    SCALING = "scaling"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ def member(replica_id: str, rank: int) -> str:
 def leader(role: str) -> str:
     """Where the leader of a role is; it lives under the leader's own lease."""
     return str(Key(Space.LEADER, role))
+
+
+def scaling(name: str) -> str:
+    """Where what a scaler keeps of a deployment's past is."""
+    return str(Key(Space.SCALING, name))
 
 
 def parse(key: str) -> Key | None:

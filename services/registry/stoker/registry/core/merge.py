@@ -68,6 +68,11 @@ class FleetView:
         """Leaders by role."""
         return cast(Mapping[str, records_pb2.Leader], self._records[Kind.LEADERS])
 
+    @property
+    def scaling(self) -> Mapping[str, records_pb2.ScalingHistory]:
+        """What scalers keep of the past, by deployment."""
+        return cast(Mapping[str, records_pb2.ScalingHistory], self._records[Kind.SCALING])
+
     def snapshot(self, records: Mapping[Name, Record], revision: int) -> Change:
         """Take a whole snapshot, as the difference to what is held; one that is older changes nothing."""
         if revision < self.revision:

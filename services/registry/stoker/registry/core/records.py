@@ -15,6 +15,7 @@ Record = (
     | records_pb2.Assignment
     | records_pb2.Replica
     | records_pb2.Leader
+    | records_pb2.ScalingHistory
 )
 
 
@@ -27,6 +28,7 @@ class Kind(Enum):
     ASSIGNMENTS = "assignments"
     REPLICAS = "replicas"
     LEADERS = "leaders"
+    SCALING = "scaling"
 
 
 Name = tuple[Kind, str]
@@ -38,6 +40,7 @@ TOPICS: Mapping[int, Kind] = {
     registry_pb2.TOPIC_ASSIGNMENTS: Kind.ASSIGNMENTS,
     registry_pb2.TOPIC_REPLICAS: Kind.REPLICAS,
     registry_pb2.TOPIC_LEADERS: Kind.LEADERS,
+    registry_pb2.TOPIC_SCALING: Kind.SCALING,
 }
 
 _NAME_FIELD = {
@@ -47,6 +50,7 @@ _NAME_FIELD = {
     Kind.ASSIGNMENTS: "replica_id",
     Kind.REPLICAS: "replica_id",
     Kind.LEADERS: "role",
+    Kind.SCALING: "deployment",
 }
 
 

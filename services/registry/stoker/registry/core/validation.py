@@ -62,6 +62,14 @@ _LOAD_BOUNDS: Mapping[Any, float] = {
     "requests": _EVER,
     "ttft_sum_s": _EVER,
     "ttft_count": _EVER,
+    "itl_sum_s": _EVER,
+    "itl_count": _EVER,
+    "queue_sum_s": _EVER,
+    "queue_count": _EVER,
+    "prefill_sum_s": _EVER,
+    "prefill_count": _EVER,
+    "cached_prompt_tokens": _EVER,
+    "preemptions": _EVER,
 }
 
 Violations = Iterator[FieldViolation]

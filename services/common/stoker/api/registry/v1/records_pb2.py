@@ -26,31 +26,47 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from stoker.api.common.v1 import common_pb2 as stoker_dot_api_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stoker/api/registry/v1/records.proto\x12\x16stoker.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!stoker/api/common/v1/common.proto\"T\n\nDeployment\x12\x32\n\x04spec\x18\x01 \x01(\x0b\x32$.stoker.api.common.v1.DeploymentSpec\x12\x12\n\ngeneration\x18\x02 \x01(\x03\"\xc0\x01\n\x07\x44\x65sired\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x10\n\x08replicas\x18\x02 \x01(\r\x12\x0f\n\x07victims\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12*\n\x05\x66\x65nce\x18\x05 \x01(\x0b\x32\x1b.stoker.api.common.v1.Fence\x12.\n\ndecided_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\ngeneration\x18\x07 \x01(\x03\"\xc0\x02\n\nAssignment\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x32\n\x04spec\x18\x03 \x01(\x0b\x32$.stoker.api.common.v1.DeploymentSpec\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x33\n\x07members\x18\x05 \x03(\x0b\x32\".stoker.api.registry.v1.GangMember\x12.\n\x06wanted\x18\x06 \x01(\x0e\x32\x1e.stoker.api.registry.v1.Wanted\x12\x17\n\x0frendezvous_port\x18\x07 \x01(\r\x12*\n\x05\x66\x65nce\x18\x08 \x01(\x0b\x32\x1b.stoker.api.common.v1.Fence\x12\x18\n\x10\x63reated_revision\x18\t \x01(\x03\"@\n\nGangMember\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x13\n\x0bgpu_indices\x18\x03 \x03(\r\"\xa1\x03\n\x0cMemberStatus\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\x12\x1b\n\x13\x61ssignment_revision\x18\x06 \x01(\x03\x12,\n\x05state\x18\x07 \x01(\x0e\x32\x1d.stoker.api.registry.v1.State\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\r\n\x05\x65poch\x18\t \x01(\x03\x12\x0b\n\x03pid\x18\n \x01(\x05\x12\x32\n\x06\x65ngine\x18\x0b \x01(\x0b\x32\".stoker.api.registry.v1.EngineInfo\x12\x12\n\nlast_error\x18\x0c \x01(\t\x12\x16\n\texit_code\x18\r \x01(\x05H\x00\x88\x01\x01\x12)\n\x05since\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\tstartup_s\x18\x0f \x01(\x01H\x01\x88\x01\x01\x42\x0c\n\n_exit_codeB\x0c\n\n_startup_s\"\xda\x01\n\nEngineInfo\x12\x10\n\x08http_url\x18\x01 \x01(\t\x12\x13\n\x0bmodel_names\x18\x02 \x03(\t\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\x04\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x18\n\x10tokenizer_sha256\x18\x06 \x01(\t\x12\x0c\n\x04kind\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\t \x01(\r\x12\x15\n\rdata_parallel\x18\n \x01(\r\"\xf0\x02\n\x07Replica\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.stoker.api.registry.v1.State\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x0f\n\x07node_id\x18\x05 \x01(\t\x12\x16\n\x0e\x61gent_endpoint\x18\x06 \x01(\t\x12\x32\n\x06\x65ngine\x18\x07 \x01(\x0b\x32\".stoker.api.registry.v1.EngineInfo\x12(\n\x04role\x18\x08 \x01(\x0e\x32\x1a.stoker.api.common.v1.Role\x12\x35\n\x07members\x18\t \x03(\x0b\x32$.stoker.api.registry.v1.MemberStatus\x12.\n\x06wanted\x18\n \x01(\x0e\x32\x1e.stoker.api.registry.v1.Wanted\x12\x12\n\ngeneration\x18\x0b \x01(\x03\";\n\x06Leader\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x11\n\tcandidate\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\x03*B\n\x06Wanted\x12\x16\n\x12WANTED_UNSPECIFIED\x10\x00\x12\x0e\n\nWANTED_RUN\x10\x01\x12\x10\n\x0cWANTED_DRAIN\x10\x02*\xa5\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_PENDING\x10\x01\x12\x12\n\x0eSTATE_STARTING\x10\x02\x12\x0f\n\x0bSTATE_READY\x10\x03\x12\x12\n\x0eSTATE_DRAINING\x10\x04\x12\x11\n\rSTATE_STOPPED\x10\x05\x12\x11\n\rSTATE_BACKOFF\x10\x06\x12\x13\n\x0fSTATE_UNHEALTHY\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stoker/api/registry/v1/records.proto\x12\x16stoker.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!stoker/api/common/v1/common.proto\"\x89\x01\n\nDeployment\x12\x32\n\x04spec\x18\x01 \x01(\x0b\x32$.stoker.api.common.v1.DeploymentSpec\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x33\n\x05pause\x18\x03 \x01(\x0b\x32$.stoker.api.registry.v1.ScalingPause\"G\n\x0cScalingPause\x12)\n\x05since\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04note\x18\x02 \x01(\t\"\xb5\x02\n\x07\x44\x65sired\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x10\n\x08replicas\x18\x02 \x01(\r\x12\x0f\n\x07victims\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12*\n\x05\x66\x65nce\x18\x05 \x01(\x0b\x32\x1b.stoker.api.common.v1.Fence\x12.\n\ndecided_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\ngeneration\x18\x07 \x01(\x03\x12\x30\n\x07\x62\x65\x63\x61use\x18\x08 \x03(\x0b\x32\x1f.stoker.api.registry.v1.Because\x12\x31\n\x08warmings\x18\t \x03(\x0b\x32\x1f.stoker.api.registry.v1.Warming\x12\x0e\n\x06paused\x18\n \x01(\x08\"\x94\x01\n\x07\x42\x65\x63\x61use\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12=\n\x07numbers\x18\x03 \x03(\x0b\x32,.stoker.api.registry.v1.Because.NumbersEntry\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"Q\n\x07Warming\x12\x0c\n\x04leaf\x18\x01 \x01(\x06\x12\x14\n\x0c\x66rom_replica\x18\x02 \x01(\t\x12\x12\n\nto_replica\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\r\"\xc8\x02\n\x0eScalingHistory\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x14\n\x0c\x66irst_minute\x18\x02 \x01(\x03\x12\x0f\n\x07minutes\x18\x03 \x01(\x0c\x12\x35\n\x06wanted\x18\x04 \x03(\x0b\x32%.stoker.api.registry.v1.ScalingWanted\x12.\n\nchanged_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x38\n\x08startups\x18\x06 \x03(\x0b\x32&.stoker.api.registry.v1.ScalingStartup\x12.\n\nwritten_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x05\x66\x65nce\x18\x08 \x01(\x0b\x32\x1b.stoker.api.common.v1.Fence\"I\n\rScalingWanted\x12&\n\x02\x61t\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08replicas\x18\x02 \x01(\x01\"K\n\x0eScalingStartup\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x18\n\x0b\x66irst_start\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x0e\n\x0c_first_start\"\xc0\x02\n\nAssignment\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x32\n\x04spec\x18\x03 \x01(\x0b\x32$.stoker.api.common.v1.DeploymentSpec\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x33\n\x07members\x18\x05 \x03(\x0b\x32\".stoker.api.registry.v1.GangMember\x12.\n\x06wanted\x18\x06 \x01(\x0e\x32\x1e.stoker.api.registry.v1.Wanted\x12\x17\n\x0frendezvous_port\x18\x07 \x01(\r\x12*\n\x05\x66\x65nce\x18\x08 \x01(\x0b\x32\x1b.stoker.api.common.v1.Fence\x12\x18\n\x10\x63reated_revision\x18\t \x01(\x03\"@\n\nGangMember\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x13\n\x0bgpu_indices\x18\x03 \x03(\r\"\xcb\x03\n\x0cMemberStatus\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\x12\x1b\n\x13\x61ssignment_revision\x18\x06 \x01(\x03\x12,\n\x05state\x18\x07 \x01(\x0e\x32\x1d.stoker.api.registry.v1.State\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\r\n\x05\x65poch\x18\t \x01(\x03\x12\x0b\n\x03pid\x18\n \x01(\x05\x12\x32\n\x06\x65ngine\x18\x0b \x01(\x0b\x32\".stoker.api.registry.v1.EngineInfo\x12\x12\n\nlast_error\x18\x0c \x01(\t\x12\x16\n\texit_code\x18\r \x01(\x05H\x00\x88\x01\x01\x12)\n\x05since\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\tstartup_s\x18\x0f \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x0b\x66irst_start\x18\x10 \x01(\x08H\x02\x88\x01\x01\x42\x0c\n\n_exit_codeB\x0c\n\n_startup_sB\x0e\n\x0c_first_start\"\xda\x01\n\nEngineInfo\x12\x10\n\x08http_url\x18\x01 \x01(\t\x12\x13\n\x0bmodel_names\x18\x02 \x03(\t\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\x04\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x18\n\x10tokenizer_sha256\x18\x06 \x01(\t\x12\x0c\n\x04kind\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\t \x01(\r\x12\x15\n\rdata_parallel\x18\n \x01(\r\"\xf0\x02\n\x07Replica\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.stoker.api.registry.v1.State\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x0f\n\x07node_id\x18\x05 \x01(\t\x12\x16\n\x0e\x61gent_endpoint\x18\x06 \x01(\t\x12\x32\n\x06\x65ngine\x18\x07 \x01(\x0b\x32\".stoker.api.registry.v1.EngineInfo\x12(\n\x04role\x18\x08 \x01(\x0e\x32\x1a.stoker.api.common.v1.Role\x12\x35\n\x07members\x18\t \x03(\x0b\x32$.stoker.api.registry.v1.MemberStatus\x12.\n\x06wanted\x18\n \x01(\x0e\x32\x1e.stoker.api.registry.v1.Wanted\x12\x12\n\ngeneration\x18\x0b \x01(\x03\";\n\x06Leader\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x11\n\tcandidate\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\x03*B\n\x06Wanted\x12\x16\n\x12WANTED_UNSPECIFIED\x10\x00\x12\x0e\n\nWANTED_RUN\x10\x01\x12\x10\n\x0cWANTED_DRAIN\x10\x02*\xa5\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_PENDING\x10\x01\x12\x12\n\x0eSTATE_STARTING\x10\x02\x12\x0f\n\x0bSTATE_READY\x10\x03\x12\x12\n\x0eSTATE_DRAINING\x10\x04\x12\x11\n\rSTATE_STOPPED\x10\x05\x12\x11\n\rSTATE_BACKOFF\x10\x06\x12\x13\n\x0fSTATE_UNHEALTHY\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stoker.api.registry.v1.records_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WANTED']._serialized_start=1875
-  _globals['_WANTED']._serialized_end=1941
-  _globals['_STATE']._serialized_start=1944
-  _globals['_STATE']._serialized_end=2109
-  _globals['_DEPLOYMENT']._serialized_start=132
-  _globals['_DEPLOYMENT']._serialized_end=216
-  _globals['_DESIRED']._serialized_start=219
-  _globals['_DESIRED']._serialized_end=411
-  _globals['_ASSIGNMENT']._serialized_start=414
-  _globals['_ASSIGNMENT']._serialized_end=734
-  _globals['_GANGMEMBER']._serialized_start=736
-  _globals['_GANGMEMBER']._serialized_end=800
-  _globals['_MEMBERSTATUS']._serialized_start=803
-  _globals['_MEMBERSTATUS']._serialized_end=1220
-  _globals['_ENGINEINFO']._serialized_start=1223
-  _globals['_ENGINEINFO']._serialized_end=1441
-  _globals['_REPLICA']._serialized_start=1444
-  _globals['_REPLICA']._serialized_end=1812
-  _globals['_LEADER']._serialized_start=1814
-  _globals['_LEADER']._serialized_end=1873
+  _globals['_BECAUSE_NUMBERSENTRY']._loaded_options = None
+  _globals['_BECAUSE_NUMBERSENTRY']._serialized_options = b'8\001'
+  _globals['_WANTED']._serialized_start=2878
+  _globals['_WANTED']._serialized_end=2944
+  _globals['_STATE']._serialized_start=2947
+  _globals['_STATE']._serialized_end=3112
+  _globals['_DEPLOYMENT']._serialized_start=133
+  _globals['_DEPLOYMENT']._serialized_end=270
+  _globals['_SCALINGPAUSE']._serialized_start=272
+  _globals['_SCALINGPAUSE']._serialized_end=343
+  _globals['_DESIRED']._serialized_start=346
+  _globals['_DESIRED']._serialized_end=655
+  _globals['_BECAUSE']._serialized_start=658
+  _globals['_BECAUSE']._serialized_end=806
+  _globals['_BECAUSE_NUMBERSENTRY']._serialized_start=760
+  _globals['_BECAUSE_NUMBERSENTRY']._serialized_end=806
+  _globals['_WARMING']._serialized_start=808
+  _globals['_WARMING']._serialized_end=889
+  _globals['_SCALINGHISTORY']._serialized_start=892
+  _globals['_SCALINGHISTORY']._serialized_end=1220
+  _globals['_SCALINGWANTED']._serialized_start=1222
+  _globals['_SCALINGWANTED']._serialized_end=1295
+  _globals['_SCALINGSTARTUP']._serialized_start=1297
+  _globals['_SCALINGSTARTUP']._serialized_end=1372
+  _globals['_ASSIGNMENT']._serialized_start=1375
+  _globals['_ASSIGNMENT']._serialized_end=1695
+  _globals['_GANGMEMBER']._serialized_start=1697
+  _globals['_GANGMEMBER']._serialized_end=1761
+  _globals['_MEMBERSTATUS']._serialized_start=1764
+  _globals['_MEMBERSTATUS']._serialized_end=2223
+  _globals['_ENGINEINFO']._serialized_start=2226
+  _globals['_ENGINEINFO']._serialized_end=2444
+  _globals['_REPLICA']._serialized_start=2447
+  _globals['_REPLICA']._serialized_end=2815
+  _globals['_LEADER']._serialized_start=2817
+  _globals['_LEADER']._serialized_end=2876
 # @@protoc_insertion_point(module_scope)

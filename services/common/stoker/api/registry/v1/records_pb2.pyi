@@ -11,6 +11,7 @@ else:
     import typing_extensions
 from builtins import (
     bool,
+    bytes,
     float,
     int,
     str,
@@ -18,6 +19,7 @@ from builtins import (
 )
 from collections.abc import (
     Iterable,
+    Mapping,
 )
 from google.protobuf.descriptor import (
     Descriptor,
@@ -27,6 +29,7 @@ from google.protobuf.descriptor import (
 from google.protobuf.internal.containers import (
     RepeatedCompositeFieldContainer,
     RepeatedScalarFieldContainer,
+    ScalarMap,
 )
 from google.protobuf.internal.enum_type_wrapper import (
     _EnumTypeWrapper,
@@ -125,20 +128,51 @@ class Deployment(Message):
 
     SPEC_FIELD_NUMBER: int
     GENERATION_FIELD_NUMBER: int
+    PAUSE_FIELD_NUMBER: int
     generation: int
     """Rises with each change of the specification, from 1."""
     @property
     def spec(self) -> DeploymentSpec:
         """The specification."""
 
+    @property
+    def pause(self) -> ScalingPause:
+        """Set while an operator has paused its scaling: the count stands. Apart from the specification, so that applying
+        a deployment file leaves it as it is.
+        """
+
     def __init__(
         self,
         *,
         spec: DeploymentSpec | None = ...,
         generation: int = ...,
+        pause: ScalingPause | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["spec", b"spec"]) -> bool: ...
-    def ClearField(self, field_name: Literal["generation", b"generation", "spec", b"spec"]) -> None: ...
+    def HasField(self, field_name: Literal["pause", b"pause", "spec", b"spec"]) -> bool: ...
+    def ClearField(self, field_name: Literal["generation", b"generation", "pause", b"pause", "spec", b"spec"]) -> None: ...
+
+@final
+class ScalingPause(Message):
+    """An operator's wish that the scaler leave a count alone."""
+
+    DESCRIPTOR: Descriptor
+
+    SINCE_FIELD_NUMBER: int
+    NOTE_FIELD_NUMBER: int
+    note: str
+    """Why, for people; at most 512 bytes."""
+    @property
+    def since(self) -> Timestamp:
+        """Since when."""
+
+    def __init__(
+        self,
+        *,
+        since: Timestamp | None = ...,
+        note: str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["since", b"since"]) -> bool: ...
+    def ClearField(self, field_name: Literal["note", b"note", "since", b"since"]) -> None: ...
 
 @final
 class Desired(Message):
@@ -153,6 +187,9 @@ class Desired(Message):
     FENCE_FIELD_NUMBER: int
     DECIDED_AT_FIELD_NUMBER: int
     GENERATION_FIELD_NUMBER: int
+    BECAUSE_FIELD_NUMBER: int
+    WARMINGS_FIELD_NUMBER: int
+    PAUSED_FIELD_NUMBER: int
     deployment: str
     """Deployment it is for."""
     replicas: int
@@ -161,6 +198,8 @@ class Desired(Message):
     """Stable reason code."""
     generation: int
     """Generation of the deployment it was decided on."""
+    paused: bool
+    """An operator paused the deployment's scaling: the count stands as it was."""
     @property
     def victims(self) -> RepeatedScalarFieldContainer[str]:
         """Replicas to remove first, best first, when there are too many."""
@@ -173,6 +212,14 @@ class Desired(Message):
     def decided_at(self) -> Timestamp:
         """When it was decided."""
 
+    @property
+    def because(self) -> RepeatedCompositeFieldContainer[Because]:
+        """What led to it, what decided most first; at most 64."""
+
+    @property
+    def warmings(self) -> RepeatedCompositeFieldContainer[Warming]:
+        """What to compute on the replicas that stay, before the victims go; at most 1,024."""
+
     def __init__(
         self,
         *,
@@ -183,9 +230,185 @@ class Desired(Message):
         fence: Fence | None = ...,
         decided_at: Timestamp | None = ...,
         generation: int = ...,
+        because: Iterable[Because] | None = ...,
+        warmings: Iterable[Warming] | None = ...,
+        paused: bool = ...,
     ) -> None: ...
     def HasField(self, field_name: Literal["decided_at", b"decided_at", "fence", b"fence"]) -> bool: ...
-    def ClearField(self, field_name: Literal["decided_at", b"decided_at", "deployment", b"deployment", "fence", b"fence", "generation", b"generation", "reason", b"reason", "replicas", b"replicas", "victims", b"victims"]) -> None: ...
+    def ClearField(self, field_name: Literal["because", b"because", "decided_at", b"decided_at", "deployment", b"deployment", "fence", b"fence", "generation", b"generation", "paused", b"paused", "reason", b"reason", "replicas", b"replicas", "victims", b"victims", "warmings", b"warmings"]) -> None: ...
+
+@final
+class Because(Message):
+    """One reason of a decision, with the figures behind it."""
+
+    DESCRIPTOR: Descriptor
+
+    @final
+    class NumbersEntry(Message):
+        DESCRIPTOR: Descriptor
+
+        KEY_FIELD_NUMBER: int
+        VALUE_FIELD_NUMBER: int
+        key: str
+        value: float
+        def __init__(
+            self,
+            *,
+            key: str = ...,
+            value: float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    CODE_FIELD_NUMBER: int
+    TEXT_FIELD_NUMBER: int
+    NUMBERS_FIELD_NUMBER: int
+    code: str
+    """Stable reason code."""
+    text: str
+    """The same in words; may be empty."""
+    @property
+    def numbers(self) -> ScalarMap[str, float]:
+        """Figures by name, units in the names; at most 64."""
+
+    def __init__(
+        self,
+        *,
+        code: str = ...,
+        text: str = ...,
+        numbers: Mapping[str, float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["code", b"code", "numbers", b"numbers", "text", b"text"]) -> None: ...
+
+@final
+class Warming(Message):
+    """A prompt prefix that only leaving replicas hold, to be computed where its requests will go."""
+
+    DESCRIPTOR: Descriptor
+
+    LEAF_FIELD_NUMBER: int
+    FROM_REPLICA_FIELD_NUMBER: int
+    TO_REPLICA_FIELD_NUMBER: int
+    TOKENS_FIELD_NUMBER: int
+    leaf: int
+    """Key of the prefix's last block, which stands for all blocks before it."""
+    from_replica: str
+    """Replica that holds it."""
+    to_replica: str
+    """Replica that shall hold it."""
+    tokens: int
+    """Tokens to compute there."""
+    def __init__(
+        self,
+        *,
+        leaf: int = ...,
+        from_replica: str = ...,
+        to_replica: str = ...,
+        tokens: int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["from_replica", b"from_replica", "leaf", b"leaf", "to_replica", b"to_replica", "tokens", b"tokens"]) -> None: ...
+
+@final
+class ScalingHistory(Message):
+    """scaling/{deployment}: what a scaler must know of the past when another one goes on. Written by the leading scaler."""
+
+    DESCRIPTOR: Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: int
+    FIRST_MINUTE_FIELD_NUMBER: int
+    MINUTES_FIELD_NUMBER: int
+    WANTED_FIELD_NUMBER: int
+    CHANGED_AT_FIELD_NUMBER: int
+    STARTUPS_FIELD_NUMBER: int
+    WRITTEN_AT_FIELD_NUMBER: int
+    FENCE_FIELD_NUMBER: int
+    deployment: str
+    """Deployment it is of."""
+    first_minute: int
+    """Minute of the first of `minutes`, counted from 1970 in UTC."""
+    minutes: bytes
+    """Mean demand minute by minute without a gap, oldest first: of each 8 bytes, four bfloat16 (the upper half of a
+    float32), little-endian: requests/s, prompt tokens/s, generated tokens/s, share of prompt tokens found in a
+    cache. NaN where unknown. With all else of the record at most 64 KiB.
+    """
+    @property
+    def wanted(self) -> RepeatedCompositeFieldContainer[ScalingWanted]:
+        """Counts that the policy asked for lately, before limits, oldest first."""
+
+    @property
+    def changed_at(self) -> Timestamp:
+        """When the count last changed; unset: not known to have."""
+
+    @property
+    def startups(self) -> RepeatedCompositeFieldContainer[ScalingStartup]:
+        """Start-up times measured lately, oldest first, seconds from the decision to a ready replica."""
+
+    @property
+    def written_at(self) -> Timestamp:
+        """When this was written."""
+
+    @property
+    def fence(self) -> Fence:
+        """Leader that wrote it."""
+
+    def __init__(
+        self,
+        *,
+        deployment: str = ...,
+        first_minute: int = ...,
+        minutes: bytes = ...,
+        wanted: Iterable[ScalingWanted] | None = ...,
+        changed_at: Timestamp | None = ...,
+        startups: Iterable[ScalingStartup] | None = ...,
+        written_at: Timestamp | None = ...,
+        fence: Fence | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["changed_at", b"changed_at", "fence", b"fence", "written_at", b"written_at"]) -> bool: ...
+    def ClearField(self, field_name: Literal["changed_at", b"changed_at", "deployment", b"deployment", "fence", b"fence", "first_minute", b"first_minute", "minutes", b"minutes", "startups", b"startups", "wanted", b"wanted", "written_at", b"written_at"]) -> None: ...
+
+@final
+class ScalingWanted(Message):
+    """A count that a policy asked for, before limits."""
+
+    DESCRIPTOR: Descriptor
+
+    AT_FIELD_NUMBER: int
+    REPLICAS_FIELD_NUMBER: int
+    replicas: float
+    """How many; a fraction before rounding up."""
+    @property
+    def at(self) -> Timestamp:
+        """When."""
+
+    def __init__(
+        self,
+        *,
+        at: Timestamp | None = ...,
+        replicas: float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["at", b"at"]) -> bool: ...
+    def ClearField(self, field_name: Literal["at", b"at", "replicas", b"replicas"]) -> None: ...
+
+@final
+class ScalingStartup(Message):
+    """One start of a replica, measured."""
+
+    DESCRIPTOR: Descriptor
+
+    SECONDS_FIELD_NUMBER: int
+    FIRST_START_FIELD_NUMBER: int
+    seconds: float
+    """Seconds from the decision to ready."""
+    first_start: bool
+    """The node had never had this model ready; unset where unknown."""
+    def __init__(
+        self,
+        *,
+        seconds: float = ...,
+        first_start: bool | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_first_start", b"_first_start", "first_start", b"first_start"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_first_start", b"_first_start", "first_start", b"first_start", "seconds", b"seconds"]) -> None: ...
+    def WhichOneof(self, oneof_group: Literal["_first_start", b"_first_start"]) -> Literal["first_start"] | None: ...
 
 @final
 class Assignment(Message):
@@ -293,6 +516,7 @@ class MemberStatus(Message):
     EXIT_CODE_FIELD_NUMBER: int
     SINCE_FIELD_NUMBER: int
     STARTUP_S_FIELD_NUMBER: int
+    FIRST_START_FIELD_NUMBER: int
     replica_id: str
     """Replica it belongs to."""
     deployment: str
@@ -319,6 +543,10 @@ class MemberStatus(Message):
     """Exit status of the last life; negative for a signal. Unset while none ended."""
     startup_s: float
     """Seconds from launch to ready of the last successful start; unset while none succeeded."""
+    first_start: bool
+    """Of that start: the node had never had this model ready before, so that weights may have had to be fetched.
+    Unset where unknown.
+    """
     @property
     def engine(self) -> EngineInfo:
         """Only from the leader: how to reach and understand the engine."""
@@ -345,11 +573,14 @@ class MemberStatus(Message):
         exit_code: int | None = ...,
         since: Timestamp | None = ...,
         startup_s: float | None = ...,
+        first_start: bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["_exit_code", b"_exit_code", "_startup_s", b"_startup_s", "engine", b"engine", "exit_code", b"exit_code", "since", b"since", "startup_s", b"startup_s"]) -> bool: ...
-    def ClearField(self, field_name: Literal["_exit_code", b"_exit_code", "_startup_s", b"_startup_s", "assignment_revision", b"assignment_revision", "attempt", b"attempt", "deployment", b"deployment", "engine", b"engine", "epoch", b"epoch", "exit_code", b"exit_code", "incarnation", b"incarnation", "last_error", b"last_error", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "replica_id", b"replica_id", "since", b"since", "startup_s", b"startup_s", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: Literal["_exit_code", b"_exit_code", "_first_start", b"_first_start", "_startup_s", b"_startup_s", "engine", b"engine", "exit_code", b"exit_code", "first_start", b"first_start", "since", b"since", "startup_s", b"startup_s"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_exit_code", b"_exit_code", "_first_start", b"_first_start", "_startup_s", b"_startup_s", "assignment_revision", b"assignment_revision", "attempt", b"attempt", "deployment", b"deployment", "engine", b"engine", "epoch", b"epoch", "exit_code", b"exit_code", "first_start", b"first_start", "incarnation", b"incarnation", "last_error", b"last_error", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "replica_id", b"replica_id", "since", b"since", "startup_s", b"startup_s", "state", b"state"]) -> None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_exit_code", b"_exit_code"]) -> Literal["exit_code"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_first_start", b"_first_start"]) -> Literal["first_start"] | None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_startup_s", b"_startup_s"]) -> Literal["startup_s"] | None: ...
 

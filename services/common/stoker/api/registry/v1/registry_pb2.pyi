@@ -41,6 +41,9 @@ from stoker.api.common.v1.common_pb2 import (
     Node,
     Tier,
 )
+from stoker.api.common.v1.scaling_pb2 import (
+    ScalingPolicy,
+)
 from stoker.api.registry.v1.records_pb2 import (
     Assignment,
     Deployment,
@@ -48,6 +51,7 @@ from stoker.api.registry.v1.records_pb2 import (
     Leader,
     MemberStatus,
     Replica,
+    ScalingHistory,
 )
 from typing import (
     Literal,
@@ -84,6 +88,10 @@ class _TopicEnumTypeWrapper(_EnumTypeWrapper[_Topic.ValueType], type):
     """Leaders."""
     TOPIC_DISPATCHES: _Topic.ValueType  # 9
     """What routers dispatch."""
+    TOPIC_DEMAND: _Topic.ValueType  # 10
+    """Demand that routers see."""
+    TOPIC_SCALING: _Topic.ValueType  # 11
+    """What scalers keep of the past."""
 
 class Topic(_Topic, metaclass=_TopicEnumTypeWrapper):
     """What a watcher wants to hear of."""
@@ -108,6 +116,10 @@ TOPIC_LEADERS: Topic.ValueType  # 8
 """Leaders."""
 TOPIC_DISPATCHES: Topic.ValueType  # 9
 """What routers dispatch."""
+TOPIC_DEMAND: Topic.ValueType  # 10
+"""Demand that routers see."""
+TOPIC_SCALING: Topic.ValueType  # 11
+"""What scalers keep of the past."""
 
 @final
 class ReportRequest(Message):
@@ -403,6 +415,14 @@ class ReplicaLoad(Message):
     TTFT_SUM_S_FIELD_NUMBER: int
     TTFT_COUNT_FIELD_NUMBER: int
     RANKS_FIELD_NUMBER: int
+    ITL_SUM_S_FIELD_NUMBER: int
+    ITL_COUNT_FIELD_NUMBER: int
+    QUEUE_SUM_S_FIELD_NUMBER: int
+    QUEUE_COUNT_FIELD_NUMBER: int
+    PREFILL_SUM_S_FIELD_NUMBER: int
+    PREFILL_COUNT_FIELD_NUMBER: int
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: int
+    PREEMPTIONS_FIELD_NUMBER: int
     replica_id: str
     """The replica."""
     epoch: int
@@ -439,6 +459,24 @@ class ReplicaLoad(Message):
     """Sum of TTFT since the epoch began, seconds."""
     ttft_count: int
     """Count of TTFT since the epoch began."""
+    itl_sum_s: float
+    """Sum of the times between tokens since the epoch began, seconds."""
+    itl_count: int
+    """Count of the times between tokens since the epoch began."""
+    queue_sum_s: float
+    """Sum of the times in the engine's queue since the epoch began, seconds."""
+    queue_count: int
+    """Count of the times in the engine's queue since the epoch began."""
+    prefill_sum_s: float
+    """Sum of the times of prefill, queueing left out, since the epoch began, seconds."""
+    prefill_count: int
+    """Count of the times of prefill since the epoch began."""
+    cached_prompt_tokens: int
+    """Prompt tokens taken from a cache rather than computed since the epoch began; asked for again by a preempted
+    request they count once.
+    """
+    preemptions: int
+    """Requests that gave up their KV blocks for others since the epoch began."""
     @property
     def ranks(self) -> RepeatedCompositeFieldContainer[RankLoad]:
         """Of a data-parallel replica: the load of each rank, in order; the other fields are those of all together."""
@@ -465,9 +503,17 @@ class ReplicaLoad(Message):
         ttft_sum_s: float | None = ...,
         ttft_count: int | None = ...,
         ranks: Iterable[RankLoad] | None = ...,
+        itl_sum_s: float | None = ...,
+        itl_count: int | None = ...,
+        queue_sum_s: float | None = ...,
+        queue_count: int | None = ...,
+        prefill_sum_s: float | None = ...,
+        prefill_count: int | None = ...,
+        cached_prompt_tokens: int | None = ...,
+        preemptions: int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["_active_tokens", b"_active_tokens", "_cache_hit_tokens", b"_cache_hit_tokens", "_cache_query_tokens", b"_cache_query_tokens", "_generation_tokens", b"_generation_tokens", "_kv_usage", b"_kv_usage", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_prompt_tokens", b"_prompt_tokens", "_queued_prefill_tokens", b"_queued_prefill_tokens", "_relayed", b"_relayed", "_requests", b"_requests", "_running", b"_running", "_ttft_count", b"_ttft_count", "_ttft_sum_s", b"_ttft_sum_s", "_waiting", b"_waiting", "active_tokens", b"active_tokens", "cache_hit_tokens", b"cache_hit_tokens", "cache_query_tokens", b"cache_query_tokens", "generation_tokens", b"generation_tokens", "kv_usage", b"kv_usage", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens", b"prompt_tokens", "queued_prefill_tokens", b"queued_prefill_tokens", "relayed", b"relayed", "requests", b"requests", "running", b"running", "ttft_count", b"ttft_count", "ttft_sum_s", b"ttft_sum_s", "waiting", b"waiting"]) -> bool: ...
-    def ClearField(self, field_name: Literal["_active_tokens", b"_active_tokens", "_cache_hit_tokens", b"_cache_hit_tokens", "_cache_query_tokens", b"_cache_query_tokens", "_generation_tokens", b"_generation_tokens", "_kv_usage", b"_kv_usage", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_prompt_tokens", b"_prompt_tokens", "_queued_prefill_tokens", b"_queued_prefill_tokens", "_relayed", b"_relayed", "_requests", b"_requests", "_running", b"_running", "_ttft_count", b"_ttft_count", "_ttft_sum_s", b"_ttft_sum_s", "_waiting", b"_waiting", "active_tokens", b"active_tokens", "age_ms", b"age_ms", "cache_hit_tokens", b"cache_hit_tokens", "cache_query_tokens", b"cache_query_tokens", "epoch", b"epoch", "generation_tokens", b"generation_tokens", "kv_usage", b"kv_usage", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens", b"prompt_tokens", "queued_prefill_tokens", b"queued_prefill_tokens", "ranks", b"ranks", "relayed", b"relayed", "replica_id", b"replica_id", "requests", b"requests", "running", b"running", "sequence", b"sequence", "ttft_count", b"ttft_count", "ttft_sum_s", b"ttft_sum_s", "waiting", b"waiting"]) -> None: ...
+    def HasField(self, field_name: Literal["_active_tokens", b"_active_tokens", "_cache_hit_tokens", b"_cache_hit_tokens", "_cache_query_tokens", b"_cache_query_tokens", "_cached_prompt_tokens", b"_cached_prompt_tokens", "_generation_tokens", b"_generation_tokens", "_itl_count", b"_itl_count", "_itl_sum_s", b"_itl_sum_s", "_kv_usage", b"_kv_usage", "_preemptions", b"_preemptions", "_prefill_count", b"_prefill_count", "_prefill_sum_s", b"_prefill_sum_s", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_prompt_tokens", b"_prompt_tokens", "_queue_count", b"_queue_count", "_queue_sum_s", b"_queue_sum_s", "_queued_prefill_tokens", b"_queued_prefill_tokens", "_relayed", b"_relayed", "_requests", b"_requests", "_running", b"_running", "_ttft_count", b"_ttft_count", "_ttft_sum_s", b"_ttft_sum_s", "_waiting", b"_waiting", "active_tokens", b"active_tokens", "cache_hit_tokens", b"cache_hit_tokens", "cache_query_tokens", b"cache_query_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "generation_tokens", b"generation_tokens", "itl_count", b"itl_count", "itl_sum_s", b"itl_sum_s", "kv_usage", b"kv_usage", "preemptions", b"preemptions", "prefill_count", b"prefill_count", "prefill_sum_s", b"prefill_sum_s", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens", b"prompt_tokens", "queue_count", b"queue_count", "queue_sum_s", b"queue_sum_s", "queued_prefill_tokens", b"queued_prefill_tokens", "relayed", b"relayed", "requests", b"requests", "running", b"running", "ttft_count", b"ttft_count", "ttft_sum_s", b"ttft_sum_s", "waiting", b"waiting"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_active_tokens", b"_active_tokens", "_cache_hit_tokens", b"_cache_hit_tokens", "_cache_query_tokens", b"_cache_query_tokens", "_cached_prompt_tokens", b"_cached_prompt_tokens", "_generation_tokens", b"_generation_tokens", "_itl_count", b"_itl_count", "_itl_sum_s", b"_itl_sum_s", "_kv_usage", b"_kv_usage", "_preemptions", b"_preemptions", "_prefill_count", b"_prefill_count", "_prefill_sum_s", b"_prefill_sum_s", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_prompt_tokens", b"_prompt_tokens", "_queue_count", b"_queue_count", "_queue_sum_s", b"_queue_sum_s", "_queued_prefill_tokens", b"_queued_prefill_tokens", "_relayed", b"_relayed", "_requests", b"_requests", "_running", b"_running", "_ttft_count", b"_ttft_count", "_ttft_sum_s", b"_ttft_sum_s", "_waiting", b"_waiting", "active_tokens", b"active_tokens", "age_ms", b"age_ms", "cache_hit_tokens", b"cache_hit_tokens", "cache_query_tokens", b"cache_query_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "epoch", b"epoch", "generation_tokens", b"generation_tokens", "itl_count", b"itl_count", "itl_sum_s", b"itl_sum_s", "kv_usage", b"kv_usage", "preemptions", b"preemptions", "prefill_count", b"prefill_count", "prefill_sum_s", b"prefill_sum_s", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens", b"prompt_tokens", "queue_count", b"queue_count", "queue_sum_s", b"queue_sum_s", "queued_prefill_tokens", b"queued_prefill_tokens", "ranks", b"ranks", "relayed", b"relayed", "replica_id", b"replica_id", "requests", b"requests", "running", b"running", "sequence", b"sequence", "ttft_count", b"ttft_count", "ttft_sum_s", b"ttft_sum_s", "waiting", b"waiting"]) -> None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_active_tokens", b"_active_tokens"]) -> Literal["active_tokens"] | None: ...
     @overload
@@ -475,13 +521,29 @@ class ReplicaLoad(Message):
     @overload
     def WhichOneof(self, oneof_group: Literal["_cache_query_tokens", b"_cache_query_tokens"]) -> Literal["cache_query_tokens"] | None: ...
     @overload
+    def WhichOneof(self, oneof_group: Literal["_cached_prompt_tokens", b"_cached_prompt_tokens"]) -> Literal["cached_prompt_tokens"] | None: ...
+    @overload
     def WhichOneof(self, oneof_group: Literal["_generation_tokens", b"_generation_tokens"]) -> Literal["generation_tokens"] | None: ...
     @overload
+    def WhichOneof(self, oneof_group: Literal["_itl_count", b"_itl_count"]) -> Literal["itl_count"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_itl_sum_s", b"_itl_sum_s"]) -> Literal["itl_sum_s"] | None: ...
+    @overload
     def WhichOneof(self, oneof_group: Literal["_kv_usage", b"_kv_usage"]) -> Literal["kv_usage"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_preemptions", b"_preemptions"]) -> Literal["preemptions"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_prefill_count", b"_prefill_count"]) -> Literal["prefill_count"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_prefill_sum_s", b"_prefill_sum_s"]) -> Literal["prefill_sum_s"] | None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_prefill_tokens_per_s", b"_prefill_tokens_per_s"]) -> Literal["prefill_tokens_per_s"] | None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_prompt_tokens", b"_prompt_tokens"]) -> Literal["prompt_tokens"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_queue_count", b"_queue_count"]) -> Literal["queue_count"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_queue_sum_s", b"_queue_sum_s"]) -> Literal["queue_sum_s"] | None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_queued_prefill_tokens", b"_queued_prefill_tokens"]) -> Literal["queued_prefill_tokens"] | None: ...
     @overload
@@ -633,6 +695,7 @@ class WatchResponse(Message):
     DIGEST_FIELD_NUMBER: int
     FRESHNESS_FIELD_NUMBER: int
     DISPATCHES_FIELD_NUMBER: int
+    DEMAND_FIELD_NUMBER: int
     @property
     def snapshot(self) -> Records:
         """Records as they are at the start; only asked-for topics."""
@@ -665,6 +728,10 @@ class WatchResponse(Message):
     def dispatches(self) -> Dispatches:
         """What another router has just dispatched: soft, some may be missing."""
 
+    @property
+    def demand(self) -> RouterDemand:
+        """Demand that one router sees: soft, newest wins."""
+
     def __init__(
         self,
         *,
@@ -676,10 +743,11 @@ class WatchResponse(Message):
         digest: DigestUpdate | None = ...,
         freshness: Freshness | None = ...,
         dispatches: Dispatches | None = ...,
+        demand: RouterDemand | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["digest", b"digest", "dispatches", b"dispatches", "freshness", b"freshness", "load", b"load", "message", b"message", "removals", b"removals", "snapshot", b"snapshot", "snapshot_end", b"snapshot_end", "upserts", b"upserts"]) -> bool: ...
-    def ClearField(self, field_name: Literal["digest", b"digest", "dispatches", b"dispatches", "freshness", b"freshness", "load", b"load", "message", b"message", "removals", b"removals", "snapshot", b"snapshot", "snapshot_end", b"snapshot_end", "upserts", b"upserts"]) -> None: ...
-    def WhichOneof(self, oneof_group: Literal["message", b"message"]) -> Literal["snapshot", "snapshot_end", "upserts", "removals", "load", "digest", "freshness", "dispatches"] | None: ...
+    def HasField(self, field_name: Literal["demand", b"demand", "digest", b"digest", "dispatches", b"dispatches", "freshness", b"freshness", "load", b"load", "message", b"message", "removals", b"removals", "snapshot", b"snapshot", "snapshot_end", b"snapshot_end", "upserts", b"upserts"]) -> bool: ...
+    def ClearField(self, field_name: Literal["demand", b"demand", "digest", b"digest", "dispatches", b"dispatches", "freshness", b"freshness", "load", b"load", "message", b"message", "removals", b"removals", "snapshot", b"snapshot", "snapshot_end", b"snapshot_end", "upserts", b"upserts"]) -> None: ...
+    def WhichOneof(self, oneof_group: Literal["message", b"message"]) -> Literal["snapshot", "snapshot_end", "upserts", "removals", "load", "digest", "freshness", "dispatches", "demand"] | None: ...
 
 @final
 class AnnounceRequest(Message):
@@ -689,19 +757,190 @@ class AnnounceRequest(Message):
 
     ROUTER_ID_FIELD_NUMBER: int
     DISPATCHES_FIELD_NUMBER: int
+    DEMAND_FIELD_NUMBER: int
     router_id: str
     """The router; unique per process, 1 to 253 bytes, the same in all messages of a stream."""
     @property
     def dispatches(self) -> RepeatedCompositeFieldContainer[Dispatch]:
         """At most 1,024, and 1 MiB or so; one that is malformed is left out."""
 
+    @property
+    def demand(self) -> RouterDemand:
+        """Demand that the router sees, about once a second; its router_id may be left out."""
+
     def __init__(
         self,
         *,
         router_id: str = ...,
         dispatches: Iterable[Dispatch] | None = ...,
+        demand: RouterDemand | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["dispatches", b"dispatches", "router_id", b"router_id"]) -> None: ...
+    def HasField(self, field_name: Literal["demand", b"demand"]) -> bool: ...
+    def ClearField(self, field_name: Literal["demand", b"demand", "dispatches", b"dispatches", "router_id", b"router_id"]) -> None: ...
+
+@final
+class RouterDemand(Message):
+    """Demand that one router process sees. Lost messages do no harm: counters count from the process's beginning."""
+
+    DESCRIPTOR: Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: int
+    BEGAN_NS_FIELD_NUMBER: int
+    SEQUENCE_FIELD_NUMBER: int
+    DEMAND_FIELD_NUMBER: int
+    GONE_FIELD_NUMBER: int
+    AGE_MS_FIELD_NUMBER: int
+    router_id: str
+    """The router."""
+    began_ns: int
+    """When its counters began, nanoseconds since 1970: another value means that they began anew."""
+    sequence: int
+    """Rises with each message of one beginning."""
+    gone: bool
+    """From a registry: the router's stream to it has ended. What it counted stays counted, its gauges are void."""
+    age_ms: int
+    """Time since it was counted when sent, ms."""
+    @property
+    def demand(self) -> RepeatedCompositeFieldContainer[Demand]:
+        """By model, what changed; all of them at least each 10 s. At most 256 models a message: the busiest."""
+
+    def __init__(
+        self,
+        *,
+        router_id: str = ...,
+        began_ns: int = ...,
+        sequence: int = ...,
+        demand: Iterable[Demand] | None = ...,
+        gone: bool = ...,
+        age_ms: int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["age_ms", b"age_ms", "began_ns", b"began_ns", "demand", b"demand", "gone", b"gone", "router_id", b"router_id", "sequence", b"sequence"]) -> None: ...
+
+@final
+class Demand(Message):
+    """Demand for one model as one router sees it, on all its ways in together. Fields 3 to 16 are counted from the
+    beginning of the process: each request that is planned is in `arrivals` once, and ends in one of finished, failed,
+    refused and cancelled.
+    """
+
+    DESCRIPTOR: Descriptor
+
+    MODEL_FIELD_NUMBER: int
+    DEPLOYMENTS_FIELD_NUMBER: int
+    ARRIVALS_FIELD_NUMBER: int
+    PROMPT_TOKENS_FIELD_NUMBER: int
+    PREDICTED_CACHED_TOKENS_FIELD_NUMBER: int
+    COMPARED_TOKENS_FIELD_NUMBER: int
+    CACHED_TOKENS_FIELD_NUMBER: int
+    OUTPUT_TOKENS_FIELD_NUMBER: int
+    FINISHED_FIELD_NUMBER: int
+    FAILED_FIELD_NUMBER: int
+    REFUSED_FIELD_NUMBER: int
+    CANCELLED_FIELD_NUMBER: int
+    JUDGED_FIELD_NUMBER: int
+    WITHIN_SLO_FIELD_NUMBER: int
+    TTFT_FIELD_NUMBER: int
+    ITL_FIELD_NUMBER: int
+    QUEUED_FIELD_NUMBER: int
+    OLDEST_QUEUED_S_FIELD_NUMBER: int
+    IN_FLIGHT_FIELD_NUMBER: int
+    HELD_FIELD_NUMBER: int
+    model: str
+    """Name that the requests ask for: a served model, or a LoRA adapter."""
+    arrivals: int
+    """Requests that came."""
+    prompt_tokens: int
+    """Their prompt tokens, cached or not; estimated where the router does not tokenize."""
+    predicted_cached_tokens: int
+    """Prompt tokens that the router expected to be cached where it sent them."""
+    compared_tokens: int
+    """Prompt tokens of the requests of which the engine said what it found in its cache."""
+    cached_tokens: int
+    """Of these, found."""
+    output_tokens: int
+    """Tokens generated, as far as engines say."""
+    finished: int
+    """Requests answered."""
+    failed: int
+    """Requests that ended in an error of the engine, or for which there was none."""
+    refused: int
+    """Requests turned away: queues full, waited too long."""
+    cancelled: int
+    """Requests given up by their callers, or wrong ones that the engine refused."""
+    judged: int
+    """Requests answered of which the times are known."""
+    within_slo: int
+    """Of these, within the times of the policy of the deployment that served: `scaling.slo`."""
+    queued: int
+    """Requests that wait in the router now."""
+    oldest_queued_s: float
+    """How long the first of them has waited, seconds."""
+    in_flight: int
+    """Requests sent to replicas and not ended, now."""
+    held: int
+    """Of `queued`, those held because no replica is ready."""
+    @property
+    def deployments(self) -> RepeatedScalarFieldContainer[str]:
+        """Deployments that serve it, as the router knows them; at most 64."""
+
+    @property
+    def ttft(self) -> LogHistogram:
+        """Time to the first token, the router's queue included."""
+
+    @property
+    def itl(self) -> LogHistogram:
+        """Mean time between tokens of each answer of at least two tokens."""
+
+    def __init__(
+        self,
+        *,
+        model: str = ...,
+        deployments: Iterable[str] | None = ...,
+        arrivals: int = ...,
+        prompt_tokens: int = ...,
+        predicted_cached_tokens: int = ...,
+        compared_tokens: int = ...,
+        cached_tokens: int = ...,
+        output_tokens: int = ...,
+        finished: int = ...,
+        failed: int = ...,
+        refused: int = ...,
+        cancelled: int = ...,
+        judged: int = ...,
+        within_slo: int = ...,
+        ttft: LogHistogram | None = ...,
+        itl: LogHistogram | None = ...,
+        queued: int = ...,
+        oldest_queued_s: float = ...,
+        in_flight: int = ...,
+        held: int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["itl", b"itl", "ttft", b"ttft"]) -> bool: ...
+    def ClearField(self, field_name: Literal["arrivals", b"arrivals", "cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "compared_tokens", b"compared_tokens", "deployments", b"deployments", "failed", b"failed", "finished", b"finished", "held", b"held", "in_flight", b"in_flight", "itl", b"itl", "judged", b"judged", "model", b"model", "oldest_queued_s", b"oldest_queued_s", "output_tokens", b"output_tokens", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "refused", b"refused", "ttft", b"ttft", "within_slo", b"within_slo"]) -> None: ...
+
+@final
+class LogHistogram(Message):
+    """A histogram in fixed buckets."""
+
+    DESCRIPTOR: Descriptor
+
+    COUNTS_FIELD_NUMBER: int
+    SUM_S_FIELD_NUMBER: int
+    sum_s: float
+    """Sum of the values, seconds."""
+    @property
+    def counts(self) -> RepeatedScalarFieldContainer[int]:
+        """Count of bucket i: values above 1 ms · 2^((i-1)/4), up to 1 ms · 2^(i/4); bucket 0 begins at 0, bucket 80 has no
+        end. Buckets after the last that is not empty are left out.
+        """
+
+    def __init__(
+        self,
+        *,
+        counts: Iterable[int] | None = ...,
+        sum_s: float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["counts", b"counts", "sum_s", b"sum_s"]) -> None: ...
 
 @final
 class AnnounceResponse(Message):
@@ -790,6 +1029,7 @@ class Records(Message):
     ASSIGNMENTS_FIELD_NUMBER: int
     REPLICAS_FIELD_NUMBER: int
     LEADERS_FIELD_NUMBER: int
+    SCALING_FIELD_NUMBER: int
     revision: int
     """etcd revision they reflect."""
     @property
@@ -816,6 +1056,10 @@ class Records(Message):
     def leaders(self) -> RepeatedCompositeFieldContainer[Leader]:
         """Leaders."""
 
+    @property
+    def scaling(self) -> RepeatedCompositeFieldContainer[ScalingHistory]:
+        """What scalers keep of the past."""
+
     def __init__(
         self,
         *,
@@ -826,8 +1070,9 @@ class Records(Message):
         assignments: Iterable[Assignment] | None = ...,
         replicas: Iterable[Replica] | None = ...,
         leaders: Iterable[Leader] | None = ...,
+        scaling: Iterable[ScalingHistory] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["assignments", b"assignments", "deployments", b"deployments", "desired", b"desired", "leaders", b"leaders", "nodes", b"nodes", "replicas", b"replicas", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: Literal["assignments", b"assignments", "deployments", b"deployments", "desired", b"desired", "leaders", b"leaders", "nodes", b"nodes", "replicas", b"replicas", "revision", b"revision", "scaling", b"scaling"]) -> None: ...
 
 @final
 class Removals(Message):
@@ -842,6 +1087,7 @@ class Removals(Message):
     ASSIGNMENTS_FIELD_NUMBER: int
     REPLICAS_FIELD_NUMBER: int
     LEADERS_FIELD_NUMBER: int
+    SCALING_FIELD_NUMBER: int
     revision: int
     """etcd revision they reflect."""
     @property
@@ -868,6 +1114,10 @@ class Removals(Message):
     def leaders(self) -> RepeatedScalarFieldContainer[str]:
         """Roles without a leader."""
 
+    @property
+    def scaling(self) -> RepeatedScalarFieldContainer[str]:
+        """Deployments of whose past nothing is kept any more."""
+
     def __init__(
         self,
         *,
@@ -878,8 +1128,9 @@ class Removals(Message):
         assignments: Iterable[str] | None = ...,
         replicas: Iterable[str] | None = ...,
         leaders: Iterable[str] | None = ...,
+        scaling: Iterable[str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["assignments", b"assignments", "deployments", b"deployments", "desired", b"desired", "leaders", b"leaders", "nodes", b"nodes", "replicas", b"replicas", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: Literal["assignments", b"assignments", "deployments", b"deployments", "desired", b"desired", "leaders", b"leaders", "nodes", b"nodes", "replicas", b"replicas", "revision", b"revision", "scaling", b"scaling"]) -> None: ...
 
 @final
 class SnapshotEnd(Message):
@@ -964,7 +1215,7 @@ class GetFleetResponse(Message):
     FRESHNESS_FIELD_NUMBER: int
     @property
     def records(self) -> Records:
-        """All records."""
+        """All records, but for what scalers keep of the past."""
 
     @property
     def loads(self) -> RepeatedCompositeFieldContainer[ReplicaLoad]:
@@ -1097,6 +1348,96 @@ class ScaleDeploymentResponse(Message):
     def ClearField(self, field_name: Literal["deployment", b"deployment", "previous_replicas", b"previous_replicas"]) -> None: ...
 
 @final
+class SetScalingPolicyRequest(Message):
+    """Changes how a count is found."""
+
+    DESCRIPTOR: Descriptor
+
+    NAME_FIELD_NUMBER: int
+    POLICY_FIELD_NUMBER: int
+    EXPECTED_GENERATION_FIELD_NUMBER: int
+    name: str
+    """The deployment."""
+    expected_generation: int
+    """Generation that the caller has seen; unset overwrites whatever is there."""
+    @property
+    def policy(self) -> ScalingPolicy:
+        """The policy, whole; unset: the count is the specification's."""
+
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+        policy: ScalingPolicy | None = ...,
+        expected_generation: int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "policy", b"policy"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "name", b"name", "policy", b"policy"]) -> None: ...
+    def WhichOneof(self, oneof_group: Literal["_expected_generation", b"_expected_generation"]) -> Literal["expected_generation"] | None: ...
+
+@final
+class SetScalingPolicyResponse(Message):
+    """The deployment as written."""
+
+    DESCRIPTOR: Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: int
+    @property
+    def deployment(self) -> Deployment:
+        """The deployment."""
+
+    def __init__(
+        self,
+        *,
+        deployment: Deployment | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["deployment", b"deployment"]) -> bool: ...
+    def ClearField(self, field_name: Literal["deployment", b"deployment"]) -> None: ...
+
+@final
+class PauseScalingRequest(Message):
+    """Pauses scaling, or ends the pause."""
+
+    DESCRIPTOR: Descriptor
+
+    NAME_FIELD_NUMBER: int
+    RESUME_FIELD_NUMBER: int
+    NOTE_FIELD_NUMBER: int
+    name: str
+    """The deployment."""
+    resume: bool
+    """True ends the pause."""
+    note: str
+    """Why, for people; at most 512 bytes."""
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+        resume: bool = ...,
+        note: str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["name", b"name", "note", b"note", "resume", b"resume"]) -> None: ...
+
+@final
+class PauseScalingResponse(Message):
+    """The deployment as written."""
+
+    DESCRIPTOR: Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: int
+    @property
+    def deployment(self) -> Deployment:
+        """The deployment."""
+
+    def __init__(
+        self,
+        *,
+        deployment: Deployment | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["deployment", b"deployment"]) -> bool: ...
+    def ClearField(self, field_name: Literal["deployment", b"deployment"]) -> None: ...
+
+@final
 class DrainNodeRequest(Message):
     """Marks a node."""
 
@@ -1203,6 +1544,53 @@ class SetDesiredRequest(Message):
 @final
 class SetDesiredResponse(Message):
     """They are written."""
+
+    DESCRIPTOR: Descriptor
+
+    REVISION_FIELD_NUMBER: int
+    revision: int
+    """etcd revision of the write."""
+    def __init__(
+        self,
+        *,
+        revision: int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["revision", b"revision"]) -> None: ...
+
+@final
+class SetScalingHistoryRequest(Message):
+    """Writes what the scaler must know of the past."""
+
+    DESCRIPTOR: Descriptor
+
+    FENCE_FIELD_NUMBER: int
+    HISTORIES_FIELD_NUMBER: int
+    REMOVED_FIELD_NUMBER: int
+    @property
+    def fence(self) -> Fence:
+        """The writer's right."""
+
+    @property
+    def histories(self) -> RepeatedCompositeFieldContainer[ScalingHistory]:
+        """The records: at most 64 KiB each, and 1 MiB together."""
+
+    @property
+    def removed(self) -> RepeatedScalarFieldContainer[str]:
+        """Deployments whose record shall go."""
+
+    def __init__(
+        self,
+        *,
+        fence: Fence | None = ...,
+        histories: Iterable[ScalingHistory] | None = ...,
+        removed: Iterable[str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["fence", b"fence"]) -> bool: ...
+    def ClearField(self, field_name: Literal["fence", b"fence", "histories", b"histories", "removed", b"removed"]) -> None: ...
+
+@final
+class SetScalingHistoryResponse(Message):
+    """It is written."""
 
     DESCRIPTOR: Descriptor
 

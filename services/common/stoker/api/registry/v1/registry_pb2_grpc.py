@@ -70,6 +70,16 @@ class RegistryServiceStub(object):
                 request_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.ScaleDeploymentRequest.SerializeToString,
                 response_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.ScaleDeploymentResponse.FromString,
                 _registered_method=True)
+        self.SetScalingPolicy = channel.unary_unary(
+                '/stoker.api.registry.v1.RegistryService/SetScalingPolicy',
+                request_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetScalingPolicyRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetScalingPolicyResponse.FromString,
+                _registered_method=True)
+        self.PauseScaling = channel.unary_unary(
+                '/stoker.api.registry.v1.RegistryService/PauseScaling',
+                request_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.PauseScalingRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.PauseScalingResponse.FromString,
+                _registered_method=True)
         self.DrainNode = channel.unary_unary(
                 '/stoker.api.registry.v1.RegistryService/DrainNode',
                 request_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.DrainNodeRequest.SerializeToString,
@@ -84,6 +94,11 @@ class RegistryServiceStub(object):
                 '/stoker.api.registry.v1.RegistryService/SetDesired',
                 request_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetDesiredRequest.SerializeToString,
                 response_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetDesiredResponse.FromString,
+                _registered_method=True)
+        self.SetScalingHistory = channel.unary_unary(
+                '/stoker.api.registry.v1.RegistryService/SetScalingHistory',
+                request_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetScalingHistoryRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetScalingHistoryResponse.FromString,
                 _registered_method=True)
         self.ApplyAssignments = channel.unary_unary(
                 '/stoker.api.registry.v1.RegistryService/ApplyAssignments',
@@ -127,8 +142,10 @@ class RegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Announce(self, request_iterator, context):
-        """A router's stream of what it dispatches. It is passed on to those who watch TOPIC_DISPATCHES and kept nowhere;
-        what a slow watcher does not take in time is dropped, oldest first. Admitted by its initial metadata.
+        """A router's stream of what it dispatches, and of the demand it sees. Dispatches are passed on to those who watch
+        TOPIC_DISPATCHES and kept nowhere; what a slow watcher does not take in time is dropped, oldest first. Of demand
+        the newest is kept while the stream lasts, and told to those who watch TOPIC_DEMAND. Admitted by its initial
+        metadata.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,6 +174,21 @@ class RegistryServiceServicer(object):
 
     def ScaleDeployment(self, request, context):
         """Changes only the replica count of a deployment.
+        FAILED_PRECONDITION (SCALED_BY_POLICY) where a scaling policy decides the count.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetScalingPolicy(self, request, context):
+        """Changes only how the count of a deployment is found.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseScaling(self, request, context):
+        """Pauses the scaling of a deployment, or ends the pause. The generation stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,6 +210,13 @@ class RegistryServiceServicer(object):
 
     def SetDesired(self, request, context):
         """Writes desired counts. Fenced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetScalingHistory(self, request, context):
+        """Writes what the scaler must know of the past. Fenced.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -249,6 +288,16 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     request_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.ScaleDeploymentRequest.FromString,
                     response_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.ScaleDeploymentResponse.SerializeToString,
             ),
+            'SetScalingPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetScalingPolicy,
+                    request_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetScalingPolicyRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetScalingPolicyResponse.SerializeToString,
+            ),
+            'PauseScaling': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseScaling,
+                    request_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.PauseScalingRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.PauseScalingResponse.SerializeToString,
+            ),
             'DrainNode': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainNode,
                     request_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.DrainNodeRequest.FromString,
@@ -263,6 +312,11 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.SetDesired,
                     request_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetDesiredRequest.FromString,
                     response_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetDesiredResponse.SerializeToString,
+            ),
+            'SetScalingHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetScalingHistory,
+                    request_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetScalingHistoryRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetScalingHistoryResponse.SerializeToString,
             ),
             'ApplyAssignments': grpc.unary_unary_rpc_method_handler(
                     servicer.ApplyAssignments,
@@ -486,6 +540,60 @@ class RegistryService(object):
             _registered_method=True)
 
     @staticmethod
+    def SetScalingPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.registry.v1.RegistryService/SetScalingPolicy',
+            stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetScalingPolicyRequest.SerializeToString,
+            stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetScalingPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseScaling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.registry.v1.RegistryService/PauseScaling',
+            stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.PauseScalingRequest.SerializeToString,
+            stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.PauseScalingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def DrainNode(request,
             target,
             options=(),
@@ -556,6 +664,33 @@ class RegistryService(object):
             '/stoker.api.registry.v1.RegistryService/SetDesired',
             stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetDesiredRequest.SerializeToString,
             stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetDesiredResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetScalingHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.registry.v1.RegistryService/SetScalingHistory',
+            stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetScalingHistoryRequest.SerializeToString,
+            stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetScalingHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -137,6 +137,38 @@ _RegistryServiceScaleDeploymentType = typing_extensions.TypeVar(
     ],
 )
 
+_RegistryServiceSetScalingPolicyType = typing_extensions.TypeVar(
+    '_RegistryServiceSetScalingPolicyType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.SetScalingPolicyRequest,
+        stoker.api.registry.v1.registry_pb2.SetScalingPolicyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.SetScalingPolicyRequest,
+        stoker.api.registry.v1.registry_pb2.SetScalingPolicyResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.SetScalingPolicyRequest,
+        stoker.api.registry.v1.registry_pb2.SetScalingPolicyResponse,
+    ],
+)
+
+_RegistryServicePauseScalingType = typing_extensions.TypeVar(
+    '_RegistryServicePauseScalingType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.PauseScalingRequest,
+        stoker.api.registry.v1.registry_pb2.PauseScalingResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.PauseScalingRequest,
+        stoker.api.registry.v1.registry_pb2.PauseScalingResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.PauseScalingRequest,
+        stoker.api.registry.v1.registry_pb2.PauseScalingResponse,
+    ],
+)
+
 _RegistryServiceDrainNodeType = typing_extensions.TypeVar(
     '_RegistryServiceDrainNodeType',
     grpc.UnaryUnaryMultiCallable[
@@ -182,6 +214,22 @@ _RegistryServiceSetDesiredType = typing_extensions.TypeVar(
     default=grpc.UnaryUnaryMultiCallable[
         stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
         stoker.api.registry.v1.registry_pb2.SetDesiredResponse,
+    ],
+)
+
+_RegistryServiceSetScalingHistoryType = typing_extensions.TypeVar(
+    '_RegistryServiceSetScalingHistoryType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.SetScalingHistoryRequest,
+        stoker.api.registry.v1.registry_pb2.SetScalingHistoryResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.SetScalingHistoryRequest,
+        stoker.api.registry.v1.registry_pb2.SetScalingHistoryResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.SetScalingHistoryRequest,
+        stoker.api.registry.v1.registry_pb2.SetScalingHistoryResponse,
     ],
 )
 
@@ -249,7 +297,7 @@ _RegistryServiceResignLeadershipType = typing_extensions.TypeVar(
     ],
 )
 
-class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistryServiceWatchType, _RegistryServiceAnnounceType, _RegistryServiceGetFleetType, _RegistryServicePutDeploymentType, _RegistryServiceDeleteDeploymentType, _RegistryServiceScaleDeploymentType, _RegistryServiceDrainNodeType, _RegistryServiceDrainReplicaType, _RegistryServiceSetDesiredType, _RegistryServiceApplyAssignmentsType, _RegistryServiceAcquireLeadershipType, _RegistryServiceRenewLeadershipType, _RegistryServiceResignLeadershipType]):
+class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistryServiceWatchType, _RegistryServiceAnnounceType, _RegistryServiceGetFleetType, _RegistryServicePutDeploymentType, _RegistryServiceDeleteDeploymentType, _RegistryServiceScaleDeploymentType, _RegistryServiceSetScalingPolicyType, _RegistryServicePauseScalingType, _RegistryServiceDrainNodeType, _RegistryServiceDrainReplicaType, _RegistryServiceSetDesiredType, _RegistryServiceSetScalingHistoryType, _RegistryServiceApplyAssignmentsType, _RegistryServiceAcquireLeadershipType, _RegistryServiceRenewLeadershipType, _RegistryServiceResignLeadershipType]):
     """The one meeting place of all services."""
 
     @typing.overload
@@ -283,6 +331,14 @@ class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistrySe
             stoker.api.registry.v1.registry_pb2.ScaleDeploymentResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.SetScalingPolicyRequest,
+            stoker.api.registry.v1.registry_pb2.SetScalingPolicyResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.PauseScalingRequest,
+            stoker.api.registry.v1.registry_pb2.PauseScalingResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
             stoker.api.registry.v1.registry_pb2.DrainNodeRequest,
             stoker.api.registry.v1.registry_pb2.DrainNodeResponse,
         ],
@@ -293,6 +349,10 @@ class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistrySe
         grpc.UnaryUnaryMultiCallable[
             stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
             stoker.api.registry.v1.registry_pb2.SetDesiredResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.SetScalingHistoryRequest,
+            stoker.api.registry.v1.registry_pb2.SetScalingHistoryResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             stoker.api.registry.v1.registry_pb2.ApplyAssignmentsRequest,
@@ -343,6 +403,14 @@ class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistrySe
             stoker.api.registry.v1.registry_pb2.ScaleDeploymentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.SetScalingPolicyRequest,
+            stoker.api.registry.v1.registry_pb2.SetScalingPolicyResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.PauseScalingRequest,
+            stoker.api.registry.v1.registry_pb2.PauseScalingResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             stoker.api.registry.v1.registry_pb2.DrainNodeRequest,
             stoker.api.registry.v1.registry_pb2.DrainNodeResponse,
         ],
@@ -353,6 +421,10 @@ class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistrySe
         grpc.aio.UnaryUnaryMultiCallable[
             stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
             stoker.api.registry.v1.registry_pb2.SetDesiredResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.SetScalingHistoryRequest,
+            stoker.api.registry.v1.registry_pb2.SetScalingHistoryResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
             stoker.api.registry.v1.registry_pb2.ApplyAssignmentsRequest,
@@ -381,8 +453,10 @@ class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistrySe
     """The fleet's state: a snapshot, then deltas."""
 
     Announce: _RegistryServiceAnnounceType
-    """A router's stream of what it dispatches. It is passed on to those who watch TOPIC_DISPATCHES and kept nowhere;
-    what a slow watcher does not take in time is dropped, oldest first. Admitted by its initial metadata.
+    """A router's stream of what it dispatches, and of the demand it sees. Dispatches are passed on to those who watch
+    TOPIC_DISPATCHES and kept nowhere; what a slow watcher does not take in time is dropped, oldest first. Of demand
+    the newest is kept while the stream lasts, and told to those who watch TOPIC_DEMAND. Admitted by its initial
+    metadata.
     """
 
     GetFleet: _RegistryServiceGetFleetType
@@ -395,7 +469,15 @@ class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistrySe
     """Removes a deployment; its replicas drain."""
 
     ScaleDeployment: _RegistryServiceScaleDeploymentType
-    """Changes only the replica count of a deployment."""
+    """Changes only the replica count of a deployment.
+    FAILED_PRECONDITION (SCALED_BY_POLICY) where a scaling policy decides the count.
+    """
+
+    SetScalingPolicy: _RegistryServiceSetScalingPolicyType
+    """Changes only how the count of a deployment is found."""
+
+    PauseScaling: _RegistryServicePauseScalingType
+    """Pauses the scaling of a deployment, or ends the pause. The generation stays."""
 
     DrainNode: _RegistryServiceDrainNodeType
     """Marks a node as draining, or as usable again."""
@@ -405,6 +487,9 @@ class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistrySe
 
     SetDesired: _RegistryServiceSetDesiredType
     """Writes desired counts. Fenced."""
+
+    SetScalingHistory: _RegistryServiceSetScalingHistoryType
+    """Writes what the scaler must know of the past. Fenced."""
 
     ApplyAssignments: _RegistryServiceApplyAssignmentsType
     """Writes and removes assignments in one transaction. Fenced."""
@@ -448,6 +533,14 @@ RegistryServiceAsyncStub: typing_extensions.TypeAlias = RegistryServiceStub[
         stoker.api.registry.v1.registry_pb2.ScaleDeploymentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.SetScalingPolicyRequest,
+        stoker.api.registry.v1.registry_pb2.SetScalingPolicyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.PauseScalingRequest,
+        stoker.api.registry.v1.registry_pb2.PauseScalingResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
         stoker.api.registry.v1.registry_pb2.DrainNodeRequest,
         stoker.api.registry.v1.registry_pb2.DrainNodeResponse,
     ],
@@ -458,6 +551,10 @@ RegistryServiceAsyncStub: typing_extensions.TypeAlias = RegistryServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
         stoker.api.registry.v1.registry_pb2.SetDesiredResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.SetScalingHistoryRequest,
+        stoker.api.registry.v1.registry_pb2.SetScalingHistoryResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         stoker.api.registry.v1.registry_pb2.ApplyAssignmentsRequest,
@@ -504,8 +601,10 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[stoker.api.registry.v1.registry_pb2.AnnounceRequest],
         context: _ServicerContext,
     ) -> typing.Union[stoker.api.registry.v1.registry_pb2.AnnounceResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.AnnounceResponse]]:
-        """A router's stream of what it dispatches. It is passed on to those who watch TOPIC_DISPATCHES and kept nowhere;
-        what a slow watcher does not take in time is dropped, oldest first. Admitted by its initial metadata.
+        """A router's stream of what it dispatches, and of the demand it sees. Dispatches are passed on to those who watch
+        TOPIC_DISPATCHES and kept nowhere; what a slow watcher does not take in time is dropped, oldest first. Of demand
+        the newest is kept while the stream lasts, and told to those who watch TOPIC_DEMAND. Admitted by its initial
+        metadata.
         """
 
     @abc.abstractmethod
@@ -538,7 +637,25 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         request: stoker.api.registry.v1.registry_pb2.ScaleDeploymentRequest,
         context: _ServicerContext,
     ) -> typing.Union[stoker.api.registry.v1.registry_pb2.ScaleDeploymentResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.ScaleDeploymentResponse]]:
-        """Changes only the replica count of a deployment."""
+        """Changes only the replica count of a deployment.
+        FAILED_PRECONDITION (SCALED_BY_POLICY) where a scaling policy decides the count.
+        """
+
+    @abc.abstractmethod
+    def SetScalingPolicy(
+        self,
+        request: stoker.api.registry.v1.registry_pb2.SetScalingPolicyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.SetScalingPolicyResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.SetScalingPolicyResponse]]:
+        """Changes only how the count of a deployment is found."""
+
+    @abc.abstractmethod
+    def PauseScaling(
+        self,
+        request: stoker.api.registry.v1.registry_pb2.PauseScalingRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.PauseScalingResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.PauseScalingResponse]]:
+        """Pauses the scaling of a deployment, or ends the pause. The generation stays."""
 
     @abc.abstractmethod
     def DrainNode(
@@ -563,6 +680,14 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[stoker.api.registry.v1.registry_pb2.SetDesiredResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.SetDesiredResponse]]:
         """Writes desired counts. Fenced."""
+
+    @abc.abstractmethod
+    def SetScalingHistory(
+        self,
+        request: stoker.api.registry.v1.registry_pb2.SetScalingHistoryRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.SetScalingHistoryResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.SetScalingHistoryResponse]]:
+        """Writes what the scaler must know of the past. Fenced."""
 
     @abc.abstractmethod
     def ApplyAssignments(

@@ -22,20 +22,48 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from stoker.api.common.v1 import scaling_pb2 as stoker_dot_api_dot_common_dot_v1_dot_scaling__pb2
 from stoker.api.registry.v1 import records_pb2 as stoker_dot_api_dot_registry_dot_v1_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!stoker/api/scaler/v1/scaler.proto\x12\x14stoker.api.scaler.v1\x1a$stoker/api/registry/v1/records.proto\"\x18\n\x16GetScalerStatusRequest\"\x8e\x01\n\x17GetScalerStatusResponse\x12\x0f\n\x07leading\x18\x01 \x01(\x08\x12.\n\x06leader\x18\x02 \x01(\x0b\x32\x1e.stoker.api.registry.v1.Leader\x12\x32\n\tdecisions\x18\x03 \x03(\x0b\x32\x1f.stoker.api.registry.v1.Desired2\x7f\n\rScalerService\x12n\n\x0fGetScalerStatus\x12,.stoker.api.scaler.v1.GetScalerStatusRequest\x1a-.stoker.api.scaler.v1.GetScalerStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!stoker/api/scaler/v1/scaler.proto\x12\x14stoker.api.scaler.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"stoker/api/common/v1/scaling.proto\x1a$stoker/api/registry/v1/records.proto\"\x18\n\x16GetScalerStatusRequest\"\x8e\x01\n\x17GetScalerStatusResponse\x12\x0f\n\x07leading\x18\x01 \x01(\x08\x12.\n\x06leader\x18\x02 \x01(\x0b\x32\x1e.stoker.api.registry.v1.Leader\x12\x32\n\tdecisions\x18\x03 \x03(\x0b\x32\x1f.stoker.api.registry.v1.Desired\"L\n\x14WhyDeploymentRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x0f\n\x07samples\x18\x02 \x01(\r\x12\x0f\n\x07minutes\x18\x03 \x01(\r\"\x8f\x03\n\x15WhyDeploymentResponse\x12\x31\n\x08standing\x18\x01 \x01(\x0b\x32\x1f.stoker.api.registry.v1.Desired\x12,\n\x03now\x18\x02 \x01(\x0b\x32\x1f.stoker.api.registry.v1.Desired\x12\x0c\n\x04held\x18\x03 \x01(\t\x12\x33\n\x06policy\x18\x04 \x01(\x0b\x32#.stoker.api.common.v1.ScalingPolicy\x12\x33\n\x05pause\x18\x05 \x01(\x0b\x32$.stoker.api.registry.v1.ScalingPause\x12\x30\n\x08measured\x18\x06 \x01(\x0b\x32\x1e.stoker.api.scaler.v1.Measured\x12-\n\x07samples\x18\x07 \x03(\x0b\x32\x1c.stoker.api.scaler.v1.Sample\x12-\n\x07minutes\x18\x08 \x03(\x0b\x32\x1c.stoker.api.scaler.v1.Minute\x12\r\n\x05group\x18\t \x03(\t\"\xab\x04\n\x06Sample\x12&\n\x02\x61t\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05ready\x18\x02 \x01(\r\x12\x10\n\x08starting\x18\x03 \x01(\r\x12\x14\n\x07running\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07waiting\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x06queued\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x14\n\x07queue_s\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x1b\n\x0e\x61rrivals_per_s\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12!\n\x14prefill_tokens_per_s\x18\t \x01(\x01H\x05\x88\x01\x01\x12 \n\x13\x64\x65\x63ode_tokens_per_s\x18\n \x01(\x01H\x06\x88\x01\x01\x12\x15\n\x08kv_usage\x18\x0b \x01(\x01H\x07\x88\x01\x01\x12\x15\n\x08hit_rate\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12\x13\n\x06ttft_s\x18\r \x01(\x01H\t\x88\x01\x01\x12\x12\n\x05itl_s\x18\x0e \x01(\x01H\n\x88\x01\x01\x12\x17\n\nwithin_slo\x18\x0f \x01(\x01H\x0b\x88\x01\x01\x42\n\n\x08_runningB\n\n\x08_waitingB\t\n\x07_queuedB\n\n\x08_queue_sB\x11\n\x0f_arrivals_per_sB\x17\n\x15_prefill_tokens_per_sB\x16\n\x14_decode_tokens_per_sB\x0b\n\t_kv_usageB\x0b\n\t_hit_rateB\t\n\x07_ttft_sB\x08\n\x06_itl_sB\r\n\x0b_within_slo\"\xfa\x01\n\x06Minute\x12&\n\x02\x61t\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1b\n\x0e\x61rrivals_per_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12!\n\x14prefill_tokens_per_s\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12 \n\x13\x64\x65\x63ode_tokens_per_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x15\n\x08hit_rate\x18\x05 \x01(\x01H\x03\x88\x01\x01\x42\x11\n\x0f_arrivals_per_sB\x17\n\x15_prefill_tokens_per_sB\x16\n\x14_decode_tokens_per_sB\x0b\n\t_hit_rate\"\xb4\x02\n\x08Measured\x12!\n\x14prefill_tokens_per_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06step_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nsequence_s\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x16\n\tkv_tokens\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x15\n\x08max_seqs\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x1a\n\rstartup_p50_s\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1a\n\rstartup_p95_s\x18\x07 \x01(\x01H\x06\x88\x01\x01\x42\x17\n\x15_prefill_tokens_per_sB\t\n\x07_step_sB\r\n\x0b_sequence_sB\x0c\n\n_kv_tokensB\x0b\n\t_max_seqsB\x10\n\x0e_startup_p50_sB\x10\n\x0e_startup_p95_s\"X\n\rDryRunRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x33\n\x06policy\x18\x02 \x01(\x0b\x32#.stoker.api.common.v1.ScalingPolicy\"\xab\x01\n\x0e\x44ryRunResponse\x12\x31\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x1f.stoker.api.registry.v1.Desired\x12\x31\n\x08standing\x18\x02 \x01(\x0b\x32\x1f.stoker.api.registry.v1.Desired\x12\x33\n\x06policy\x18\x03 \x01(\x0b\x32#.stoker.api.common.v1.ScalingPolicy\"\x95\x01\n\x10SetPolicyRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x33\n\x06policy\x18\x02 \x01(\x0b\x32#.stoker.api.common.v1.ScalingPolicy\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x16\n\x14_expected_generation\"K\n\x11SetPolicyResponse\x12\x36\n\ndeployment\x18\x01 \x01(\x0b\x32\".stoker.api.registry.v1.Deployment\"0\n\x0cPauseRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x0c\n\x04note\x18\x02 \x01(\t\"G\n\rPauseResponse\x12\x36\n\ndeployment\x18\x01 \x01(\x0b\x32\".stoker.api.registry.v1.Deployment\"#\n\rResumeRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\"H\n\x0eResumeResponse\x12\x36\n\ndeployment\x18\x01 \x01(\x0b\x32\".stoker.api.registry.v1.Deployment2\xc3\x04\n\rScalerService\x12n\n\x0fGetScalerStatus\x12,.stoker.api.scaler.v1.GetScalerStatusRequest\x1a-.stoker.api.scaler.v1.GetScalerStatusResponse\x12h\n\rWhyDeployment\x12*.stoker.api.scaler.v1.WhyDeploymentRequest\x1a+.stoker.api.scaler.v1.WhyDeploymentResponse\x12S\n\x06\x44ryRun\x12#.stoker.api.scaler.v1.DryRunRequest\x1a$.stoker.api.scaler.v1.DryRunResponse\x12\\\n\tSetPolicy\x12&.stoker.api.scaler.v1.SetPolicyRequest\x1a\'.stoker.api.scaler.v1.SetPolicyResponse\x12P\n\x05Pause\x12\".stoker.api.scaler.v1.PauseRequest\x1a#.stoker.api.scaler.v1.PauseResponse\x12S\n\x06Resume\x12#.stoker.api.scaler.v1.ResumeRequest\x1a$.stoker.api.scaler.v1.ResumeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stoker.api.scaler.v1.scaler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETSCALERSTATUSREQUEST']._serialized_start=97
-  _globals['_GETSCALERSTATUSREQUEST']._serialized_end=121
-  _globals['_GETSCALERSTATUSRESPONSE']._serialized_start=124
-  _globals['_GETSCALERSTATUSRESPONSE']._serialized_end=266
-  _globals['_SCALERSERVICE']._serialized_start=268
-  _globals['_SCALERSERVICE']._serialized_end=395
+  _globals['_GETSCALERSTATUSREQUEST']._serialized_start=166
+  _globals['_GETSCALERSTATUSREQUEST']._serialized_end=190
+  _globals['_GETSCALERSTATUSRESPONSE']._serialized_start=193
+  _globals['_GETSCALERSTATUSRESPONSE']._serialized_end=335
+  _globals['_WHYDEPLOYMENTREQUEST']._serialized_start=337
+  _globals['_WHYDEPLOYMENTREQUEST']._serialized_end=413
+  _globals['_WHYDEPLOYMENTRESPONSE']._serialized_start=416
+  _globals['_WHYDEPLOYMENTRESPONSE']._serialized_end=815
+  _globals['_SAMPLE']._serialized_start=818
+  _globals['_SAMPLE']._serialized_end=1373
+  _globals['_MINUTE']._serialized_start=1376
+  _globals['_MINUTE']._serialized_end=1626
+  _globals['_MEASURED']._serialized_start=1629
+  _globals['_MEASURED']._serialized_end=1937
+  _globals['_DRYRUNREQUEST']._serialized_start=1939
+  _globals['_DRYRUNREQUEST']._serialized_end=2027
+  _globals['_DRYRUNRESPONSE']._serialized_start=2030
+  _globals['_DRYRUNRESPONSE']._serialized_end=2201
+  _globals['_SETPOLICYREQUEST']._serialized_start=2204
+  _globals['_SETPOLICYREQUEST']._serialized_end=2353
+  _globals['_SETPOLICYRESPONSE']._serialized_start=2355
+  _globals['_SETPOLICYRESPONSE']._serialized_end=2430
+  _globals['_PAUSEREQUEST']._serialized_start=2432
+  _globals['_PAUSEREQUEST']._serialized_end=2480
+  _globals['_PAUSERESPONSE']._serialized_start=2482
+  _globals['_PAUSERESPONSE']._serialized_end=2553
+  _globals['_RESUMEREQUEST']._serialized_start=2555
+  _globals['_RESUMEREQUEST']._serialized_end=2590
+  _globals['_RESUMERESPONSE']._serialized_start=2592
+  _globals['_RESUMERESPONSE']._serialized_end=2664
+  _globals['_SCALERSERVICE']._serialized_start=2667
+  _globals['_SCALERSERVICE']._serialized_end=3246
 # @@protoc_insertion_point(module_scope)

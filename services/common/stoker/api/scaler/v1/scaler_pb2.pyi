@@ -5,7 +5,9 @@ The scaler."""
 
 from builtins import (
     bool,
+    float,
     int,
+    str,
 )
 from collections.abc import (
     Iterable,
@@ -16,17 +18,27 @@ from google.protobuf.descriptor import (
 )
 from google.protobuf.internal.containers import (
     RepeatedCompositeFieldContainer,
+    RepeatedScalarFieldContainer,
 )
 from google.protobuf.message import (
     Message,
 )
+from google.protobuf.timestamp_pb2 import (
+    Timestamp,
+)
+from stoker.api.common.v1.scaling_pb2 import (
+    ScalingPolicy,
+)
 from stoker.api.registry.v1.records_pb2 import (
+    Deployment,
     Desired,
     Leader,
+    ScalingPause,
 )
 from typing import (
     Literal,
     final,
+    overload,
 )
 
 DESCRIPTOR: FileDescriptor
@@ -69,3 +81,466 @@ class GetScalerStatusResponse(Message):
     ) -> None: ...
     def HasField(self, field_name: Literal["leader", b"leader"]) -> bool: ...
     def ClearField(self, field_name: Literal["decisions", b"decisions", "leader", b"leader", "leading", b"leading"]) -> None: ...
+
+@final
+class WhyDeploymentRequest(Message):
+    """Asks about one deployment."""
+
+    DESCRIPTOR: Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: int
+    SAMPLES_FIELD_NUMBER: int
+    MINUTES_FIELD_NUMBER: int
+    deployment: str
+    """Its name."""
+    samples: int
+    """How many of the last samples to show; 0 means 30, at most 1,000."""
+    minutes: int
+    """How many of the last minutes to show; 0 means 60, at most 10,080."""
+    def __init__(
+        self,
+        *,
+        deployment: str = ...,
+        samples: int = ...,
+        minutes: int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["deployment", b"deployment", "minutes", b"minutes", "samples", b"samples"]) -> None: ...
+
+@final
+class WhyDeploymentResponse(Message):
+    """All that is known of one deployment's count."""
+
+    DESCRIPTOR: Descriptor
+
+    STANDING_FIELD_NUMBER: int
+    NOW_FIELD_NUMBER: int
+    HELD_FIELD_NUMBER: int
+    POLICY_FIELD_NUMBER: int
+    PAUSE_FIELD_NUMBER: int
+    MEASURED_FIELD_NUMBER: int
+    SAMPLES_FIELD_NUMBER: int
+    MINUTES_FIELD_NUMBER: int
+    GROUP_FIELD_NUMBER: int
+    held: str
+    """Why nothing is decided: the view is in doubt, say. Empty where something is."""
+    @property
+    def standing(self) -> Desired:
+        """What stands, whoever decided it; unset before a first decision."""
+
+    @property
+    def now(self) -> Desired:
+        """What would be decided now; unset while this process has not seen enough, `held` says why."""
+
+    @property
+    def policy(self) -> ScalingPolicy:
+        """The policy with the defaults filled in."""
+
+    @property
+    def pause(self) -> ScalingPause:
+        """The operator's pause; unset where there is none."""
+
+    @property
+    def measured(self) -> Measured:
+        """What is measured of its replicas and their starts."""
+
+    @property
+    def samples(self) -> RepeatedCompositeFieldContainer[Sample]:
+        """Its last samples, oldest first."""
+
+    @property
+    def minutes(self) -> RepeatedCompositeFieldContainer[Minute]:
+        """Its last minutes, oldest first."""
+
+    @property
+    def group(self) -> RepeatedScalarFieldContainer[str]:
+        """Its group: deployments that share its demand, its own name among them."""
+
+    def __init__(
+        self,
+        *,
+        standing: Desired | None = ...,
+        now: Desired | None = ...,
+        held: str = ...,
+        policy: ScalingPolicy | None = ...,
+        pause: ScalingPause | None = ...,
+        measured: Measured | None = ...,
+        samples: Iterable[Sample] | None = ...,
+        minutes: Iterable[Minute] | None = ...,
+        group: Iterable[str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["measured", b"measured", "now", b"now", "pause", b"pause", "policy", b"policy", "standing", b"standing"]) -> bool: ...
+    def ClearField(self, field_name: Literal["group", b"group", "held", b"held", "measured", b"measured", "minutes", b"minutes", "now", b"now", "pause", b"pause", "policy", b"policy", "samples", b"samples", "standing", b"standing"]) -> None: ...
+
+@final
+class Sample(Message):
+    """One moment of a deployment. An unset field is unknown, which is not zero. Rates are over the time since the sample
+    before; sums and means over the replicas that are ready.
+    """
+
+    DESCRIPTOR: Descriptor
+
+    AT_FIELD_NUMBER: int
+    READY_FIELD_NUMBER: int
+    STARTING_FIELD_NUMBER: int
+    RUNNING_FIELD_NUMBER: int
+    WAITING_FIELD_NUMBER: int
+    QUEUED_FIELD_NUMBER: int
+    QUEUE_S_FIELD_NUMBER: int
+    ARRIVALS_PER_S_FIELD_NUMBER: int
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: int
+    DECODE_TOKENS_PER_S_FIELD_NUMBER: int
+    KV_USAGE_FIELD_NUMBER: int
+    HIT_RATE_FIELD_NUMBER: int
+    TTFT_S_FIELD_NUMBER: int
+    ITL_S_FIELD_NUMBER: int
+    WITHIN_SLO_FIELD_NUMBER: int
+    ready: int
+    """Replicas ready."""
+    starting: int
+    """Replicas assigned or loading, not failing."""
+    running: float
+    """Requests in the engines' batches."""
+    waiting: float
+    """Requests in the engines' queues."""
+    queued: float
+    """Requests held by routers."""
+    queue_s: float
+    """Longest that one of these has been held, seconds."""
+    arrivals_per_s: float
+    """Requests that came to the routers, per second."""
+    prefill_tokens_per_s: float
+    """Prompt tokens that came with them, cached or not, per second."""
+    decode_tokens_per_s: float
+    """Tokens generated per second."""
+    kv_usage: float
+    """Mean share of KV blocks in use, 0 to 1."""
+    hit_rate: float
+    """Prompt tokens found in a cache over those looked up, 0 to 1."""
+    ttft_s: float
+    """Mean time to the first token, the routers' queue included, seconds."""
+    itl_s: float
+    """Mean time between tokens, seconds."""
+    within_slo: float
+    """Share of the requests answered that were within the policy's times, 0 to 1."""
+    @property
+    def at(self) -> Timestamp:
+        """When."""
+
+    def __init__(
+        self,
+        *,
+        at: Timestamp | None = ...,
+        ready: int = ...,
+        starting: int = ...,
+        running: float | None = ...,
+        waiting: float | None = ...,
+        queued: float | None = ...,
+        queue_s: float | None = ...,
+        arrivals_per_s: float | None = ...,
+        prefill_tokens_per_s: float | None = ...,
+        decode_tokens_per_s: float | None = ...,
+        kv_usage: float | None = ...,
+        hit_rate: float | None = ...,
+        ttft_s: float | None = ...,
+        itl_s: float | None = ...,
+        within_slo: float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_arrivals_per_s", b"_arrivals_per_s", "_decode_tokens_per_s", b"_decode_tokens_per_s", "_hit_rate", b"_hit_rate", "_itl_s", b"_itl_s", "_kv_usage", b"_kv_usage", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_queue_s", b"_queue_s", "_queued", b"_queued", "_running", b"_running", "_ttft_s", b"_ttft_s", "_waiting", b"_waiting", "_within_slo", b"_within_slo", "arrivals_per_s", b"arrivals_per_s", "at", b"at", "decode_tokens_per_s", b"decode_tokens_per_s", "hit_rate", b"hit_rate", "itl_s", b"itl_s", "kv_usage", b"kv_usage", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queue_s", b"queue_s", "queued", b"queued", "running", b"running", "ttft_s", b"ttft_s", "waiting", b"waiting", "within_slo", b"within_slo"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_arrivals_per_s", b"_arrivals_per_s", "_decode_tokens_per_s", b"_decode_tokens_per_s", "_hit_rate", b"_hit_rate", "_itl_s", b"_itl_s", "_kv_usage", b"_kv_usage", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_queue_s", b"_queue_s", "_queued", b"_queued", "_running", b"_running", "_ttft_s", b"_ttft_s", "_waiting", b"_waiting", "_within_slo", b"_within_slo", "arrivals_per_s", b"arrivals_per_s", "at", b"at", "decode_tokens_per_s", b"decode_tokens_per_s", "hit_rate", b"hit_rate", "itl_s", b"itl_s", "kv_usage", b"kv_usage", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queue_s", b"queue_s", "queued", b"queued", "ready", b"ready", "running", b"running", "starting", b"starting", "ttft_s", b"ttft_s", "waiting", b"waiting", "within_slo", b"within_slo"]) -> None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_arrivals_per_s", b"_arrivals_per_s"]) -> Literal["arrivals_per_s"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_decode_tokens_per_s", b"_decode_tokens_per_s"]) -> Literal["decode_tokens_per_s"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_hit_rate", b"_hit_rate"]) -> Literal["hit_rate"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_itl_s", b"_itl_s"]) -> Literal["itl_s"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_kv_usage", b"_kv_usage"]) -> Literal["kv_usage"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_prefill_tokens_per_s", b"_prefill_tokens_per_s"]) -> Literal["prefill_tokens_per_s"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_queue_s", b"_queue_s"]) -> Literal["queue_s"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_queued", b"_queued"]) -> Literal["queued"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_running", b"_running"]) -> Literal["running"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_ttft_s", b"_ttft_s"]) -> Literal["ttft_s"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_waiting", b"_waiting"]) -> Literal["waiting"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_within_slo", b"_within_slo"]) -> Literal["within_slo"] | None: ...
+
+@final
+class Minute(Message):
+    """One minute of demand: mean rates. An unset field is unknown."""
+
+    DESCRIPTOR: Descriptor
+
+    AT_FIELD_NUMBER: int
+    ARRIVALS_PER_S_FIELD_NUMBER: int
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: int
+    DECODE_TOKENS_PER_S_FIELD_NUMBER: int
+    HIT_RATE_FIELD_NUMBER: int
+    arrivals_per_s: float
+    """Requests per second."""
+    prefill_tokens_per_s: float
+    """Prompt tokens per second."""
+    decode_tokens_per_s: float
+    """Generated tokens per second."""
+    hit_rate: float
+    """Prompt tokens found in a cache over those looked up, 0 to 1."""
+    @property
+    def at(self) -> Timestamp:
+        """When it began."""
+
+    def __init__(
+        self,
+        *,
+        at: Timestamp | None = ...,
+        arrivals_per_s: float | None = ...,
+        prefill_tokens_per_s: float | None = ...,
+        decode_tokens_per_s: float | None = ...,
+        hit_rate: float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_arrivals_per_s", b"_arrivals_per_s", "_decode_tokens_per_s", b"_decode_tokens_per_s", "_hit_rate", b"_hit_rate", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "arrivals_per_s", b"arrivals_per_s", "at", b"at", "decode_tokens_per_s", b"decode_tokens_per_s", "hit_rate", b"hit_rate", "prefill_tokens_per_s", b"prefill_tokens_per_s"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_arrivals_per_s", b"_arrivals_per_s", "_decode_tokens_per_s", b"_decode_tokens_per_s", "_hit_rate", b"_hit_rate", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "arrivals_per_s", b"arrivals_per_s", "at", b"at", "decode_tokens_per_s", b"decode_tokens_per_s", "hit_rate", b"hit_rate", "prefill_tokens_per_s", b"prefill_tokens_per_s"]) -> None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_arrivals_per_s", b"_arrivals_per_s"]) -> Literal["arrivals_per_s"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_decode_tokens_per_s", b"_decode_tokens_per_s"]) -> Literal["decode_tokens_per_s"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_hit_rate", b"_hit_rate"]) -> Literal["hit_rate"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_prefill_tokens_per_s", b"_prefill_tokens_per_s"]) -> Literal["prefill_tokens_per_s"] | None: ...
+
+@final
+class Measured(Message):
+    """What one replica can do and how long it takes to start. An unset field was not measured yet."""
+
+    DESCRIPTOR: Descriptor
+
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: int
+    STEP_S_FIELD_NUMBER: int
+    SEQUENCE_S_FIELD_NUMBER: int
+    KV_TOKENS_FIELD_NUMBER: int
+    MAX_SEQS_FIELD_NUMBER: int
+    STARTUP_P50_S_FIELD_NUMBER: int
+    STARTUP_P95_S_FIELD_NUMBER: int
+    prefill_tokens_per_s: float
+    """Uncached prompt tokens per second, while it does nothing else."""
+    step_s: float
+    """A decode step of n sequences takes step_s + n · sequence_s seconds."""
+    sequence_s: float
+    """The same."""
+    kv_tokens: float
+    """Tokens of KV cache in all."""
+    max_seqs: int
+    """Requests in one batch at most."""
+    startup_p50_s: float
+    """Median of the seconds from the decision to a ready replica."""
+    startup_p95_s: float
+    """95th percentile of the same."""
+    def __init__(
+        self,
+        *,
+        prefill_tokens_per_s: float | None = ...,
+        step_s: float | None = ...,
+        sequence_s: float | None = ...,
+        kv_tokens: float | None = ...,
+        max_seqs: int | None = ...,
+        startup_p50_s: float | None = ...,
+        startup_p95_s: float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_kv_tokens", b"_kv_tokens", "_max_seqs", b"_max_seqs", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_sequence_s", b"_sequence_s", "_startup_p50_s", b"_startup_p50_s", "_startup_p95_s", b"_startup_p95_s", "_step_s", b"_step_s", "kv_tokens", b"kv_tokens", "max_seqs", b"max_seqs", "prefill_tokens_per_s", b"prefill_tokens_per_s", "sequence_s", b"sequence_s", "startup_p50_s", b"startup_p50_s", "startup_p95_s", b"startup_p95_s", "step_s", b"step_s"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_kv_tokens", b"_kv_tokens", "_max_seqs", b"_max_seqs", "_prefill_tokens_per_s", b"_prefill_tokens_per_s", "_sequence_s", b"_sequence_s", "_startup_p50_s", b"_startup_p50_s", "_startup_p95_s", b"_startup_p95_s", "_step_s", b"_step_s", "kv_tokens", b"kv_tokens", "max_seqs", b"max_seqs", "prefill_tokens_per_s", b"prefill_tokens_per_s", "sequence_s", b"sequence_s", "startup_p50_s", b"startup_p50_s", "startup_p95_s", b"startup_p95_s", "step_s", b"step_s"]) -> None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_kv_tokens", b"_kv_tokens"]) -> Literal["kv_tokens"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_max_seqs", b"_max_seqs"]) -> Literal["max_seqs"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_prefill_tokens_per_s", b"_prefill_tokens_per_s"]) -> Literal["prefill_tokens_per_s"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_sequence_s", b"_sequence_s"]) -> Literal["sequence_s"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_startup_p50_s", b"_startup_p50_s"]) -> Literal["startup_p50_s"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_startup_p95_s", b"_startup_p95_s"]) -> Literal["startup_p95_s"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_step_s", b"_step_s"]) -> Literal["step_s"] | None: ...
+
+@final
+class DryRunRequest(Message):
+    """Asks what a policy would decide."""
+
+    DESCRIPTOR: Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: int
+    POLICY_FIELD_NUMBER: int
+    deployment: str
+    """The deployment."""
+    @property
+    def policy(self) -> ScalingPolicy:
+        """The policy to try; unset: the one it has."""
+
+    def __init__(
+        self,
+        *,
+        deployment: str = ...,
+        policy: ScalingPolicy | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["policy", b"policy"]) -> bool: ...
+    def ClearField(self, field_name: Literal["deployment", b"deployment", "policy", b"policy"]) -> None: ...
+
+@final
+class DryRunResponse(Message):
+    """What the policy would decide."""
+
+    DESCRIPTOR: Descriptor
+
+    DECISION_FIELD_NUMBER: int
+    STANDING_FIELD_NUMBER: int
+    POLICY_FIELD_NUMBER: int
+    @property
+    def decision(self) -> Desired:
+        """The decision; its fence is unset, for it is not written."""
+
+    @property
+    def standing(self) -> Desired:
+        """What stands; unset before a first decision."""
+
+    @property
+    def policy(self) -> ScalingPolicy:
+        """The policy with the defaults filled in."""
+
+    def __init__(
+        self,
+        *,
+        decision: Desired | None = ...,
+        standing: Desired | None = ...,
+        policy: ScalingPolicy | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["decision", b"decision", "policy", b"policy", "standing", b"standing"]) -> bool: ...
+    def ClearField(self, field_name: Literal["decision", b"decision", "policy", b"policy", "standing", b"standing"]) -> None: ...
+
+@final
+class SetPolicyRequest(Message):
+    """Changes a policy."""
+
+    DESCRIPTOR: Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: int
+    POLICY_FIELD_NUMBER: int
+    EXPECTED_GENERATION_FIELD_NUMBER: int
+    deployment: str
+    """The deployment."""
+    expected_generation: int
+    """Generation that the caller has seen; unset overwrites whatever is there."""
+    @property
+    def policy(self) -> ScalingPolicy:
+        """The policy, whole; unset: the count is the specification's."""
+
+    def __init__(
+        self,
+        *,
+        deployment: str = ...,
+        policy: ScalingPolicy | None = ...,
+        expected_generation: int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "policy", b"policy"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_expected_generation", b"_expected_generation", "deployment", b"deployment", "expected_generation", b"expected_generation", "policy", b"policy"]) -> None: ...
+    def WhichOneof(self, oneof_group: Literal["_expected_generation", b"_expected_generation"]) -> Literal["expected_generation"] | None: ...
+
+@final
+class SetPolicyResponse(Message):
+    """The policy is changed."""
+
+    DESCRIPTOR: Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: int
+    @property
+    def deployment(self) -> Deployment:
+        """The deployment as written."""
+
+    def __init__(
+        self,
+        *,
+        deployment: Deployment | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["deployment", b"deployment"]) -> bool: ...
+    def ClearField(self, field_name: Literal["deployment", b"deployment"]) -> None: ...
+
+@final
+class PauseRequest(Message):
+    """Pauses a deployment."""
+
+    DESCRIPTOR: Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: int
+    NOTE_FIELD_NUMBER: int
+    deployment: str
+    """The deployment."""
+    note: str
+    """Why, for people; at most 512 bytes."""
+    def __init__(
+        self,
+        *,
+        deployment: str = ...,
+        note: str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["deployment", b"deployment", "note", b"note"]) -> None: ...
+
+@final
+class PauseResponse(Message):
+    """It is paused."""
+
+    DESCRIPTOR: Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: int
+    @property
+    def deployment(self) -> Deployment:
+        """The deployment as written."""
+
+    def __init__(
+        self,
+        *,
+        deployment: Deployment | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["deployment", b"deployment"]) -> bool: ...
+    def ClearField(self, field_name: Literal["deployment", b"deployment"]) -> None: ...
+
+@final
+class ResumeRequest(Message):
+    """Resumes a deployment."""
+
+    DESCRIPTOR: Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: int
+    deployment: str
+    """The deployment."""
+    def __init__(
+        self,
+        *,
+        deployment: str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["deployment", b"deployment"]) -> None: ...
+
+@final
+class ResumeResponse(Message):
+    """It is resumed."""
+
+    DESCRIPTOR: Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: int
+    @property
+    def deployment(self) -> Deployment:
+        """The deployment as written."""
+
+    def __init__(
+        self,
+        *,
+        deployment: Deployment | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["deployment", b"deployment"]) -> bool: ...
+    def ClearField(self, field_name: Literal["deployment", b"deployment"]) -> None: ...

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ScalerServiceStub(object):
-    """What the scaler decided and why.
+    """What the scaler decided and why. Any scaler answers, leading or not: all hear the same signals, and what is asked
+    for is written through the registry.
     """
 
     def __init__(self, channel):
@@ -40,14 +41,75 @@ class ScalerServiceStub(object):
                 request_serializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.GetScalerStatusRequest.SerializeToString,
                 response_deserializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.GetScalerStatusResponse.FromString,
                 _registered_method=True)
+        self.WhyDeployment = channel.unary_unary(
+                '/stoker.api.scaler.v1.ScalerService/WhyDeployment',
+                request_serializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.WhyDeploymentRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.WhyDeploymentResponse.FromString,
+                _registered_method=True)
+        self.DryRun = channel.unary_unary(
+                '/stoker.api.scaler.v1.ScalerService/DryRun',
+                request_serializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.DryRunRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.DryRunResponse.FromString,
+                _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/stoker.api.scaler.v1.ScalerService/SetPolicy',
+                request_serializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/stoker.api.scaler.v1.ScalerService/Pause',
+                request_serializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.PauseRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/stoker.api.scaler.v1.ScalerService/Resume',
+                request_serializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.ResumeResponse.FromString,
+                _registered_method=True)
 
 
 class ScalerServiceServicer(object):
-    """What the scaler decided and why.
+    """What the scaler decided and why. Any scaler answers, leading or not: all hear the same signals, and what is asked
+    for is written through the registry.
     """
 
     def GetScalerStatus(self, request, context):
         """Whether this process leads, and its last decision per deployment.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhyDeployment(self, request, context):
+        """All that is known of one deployment's count: what stands, what would be decided now, and from what.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DryRun(self, request, context):
+        """What a policy would decide for a deployment, from all that is known now. Nothing is written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
+        """Changes only how the count of a deployment is found; everything else of its specification stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """Lets the count of a deployment stand as it is until it is resumed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Ends a pause.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,6 +123,31 @@ def add_ScalerServiceServicer_to_server(servicer, server):
                     request_deserializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.GetScalerStatusRequest.FromString,
                     response_serializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.GetScalerStatusResponse.SerializeToString,
             ),
+            'WhyDeployment': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhyDeployment,
+                    request_deserializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.WhyDeploymentRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.WhyDeploymentResponse.SerializeToString,
+            ),
+            'DryRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.DryRun,
+                    request_deserializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.DryRunRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.DryRunResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.SetPolicyRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.PauseRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.ResumeRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.ResumeResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'stoker.api.scaler.v1.ScalerService', rpc_method_handlers)
@@ -70,7 +157,8 @@ def add_ScalerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ScalerService(object):
-    """What the scaler decided and why.
+    """What the scaler decided and why. Any scaler answers, leading or not: all hear the same signals, and what is asked
+    for is written through the registry.
     """
 
     @staticmethod
@@ -90,6 +178,141 @@ class ScalerService(object):
             '/stoker.api.scaler.v1.ScalerService/GetScalerStatus',
             stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.GetScalerStatusRequest.SerializeToString,
             stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.GetScalerStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhyDeployment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.scaler.v1.ScalerService/WhyDeployment',
+            stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.WhyDeploymentRequest.SerializeToString,
+            stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.WhyDeploymentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DryRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.scaler.v1.ScalerService/DryRun',
+            stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.DryRunRequest.SerializeToString,
+            stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.DryRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.scaler.v1.ScalerService/SetPolicy',
+            stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.SetPolicyRequest.SerializeToString,
+            stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.scaler.v1.ScalerService/Pause',
+            stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.PauseRequest.SerializeToString,
+            stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.scaler.v1.ScalerService/Resume',
+            stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.ResumeRequest.SerializeToString,
+            stoker_dot_api_dot_scaler_dot_v1_dot_scaler__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

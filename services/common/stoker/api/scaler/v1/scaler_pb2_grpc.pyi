@@ -41,14 +41,116 @@ _ScalerServiceGetScalerStatusType = typing_extensions.TypeVar(
     ],
 )
 
-class ScalerServiceStub(typing.Generic[_ScalerServiceGetScalerStatusType]):
-    """What the scaler decided and why."""
+_ScalerServiceWhyDeploymentType = typing_extensions.TypeVar(
+    '_ScalerServiceWhyDeploymentType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.WhyDeploymentRequest,
+        stoker.api.scaler.v1.scaler_pb2.WhyDeploymentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.WhyDeploymentRequest,
+        stoker.api.scaler.v1.scaler_pb2.WhyDeploymentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.WhyDeploymentRequest,
+        stoker.api.scaler.v1.scaler_pb2.WhyDeploymentResponse,
+    ],
+)
+
+_ScalerServiceDryRunType = typing_extensions.TypeVar(
+    '_ScalerServiceDryRunType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.DryRunRequest,
+        stoker.api.scaler.v1.scaler_pb2.DryRunResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.DryRunRequest,
+        stoker.api.scaler.v1.scaler_pb2.DryRunResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.DryRunRequest,
+        stoker.api.scaler.v1.scaler_pb2.DryRunResponse,
+    ],
+)
+
+_ScalerServiceSetPolicyType = typing_extensions.TypeVar(
+    '_ScalerServiceSetPolicyType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.SetPolicyRequest,
+        stoker.api.scaler.v1.scaler_pb2.SetPolicyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.SetPolicyRequest,
+        stoker.api.scaler.v1.scaler_pb2.SetPolicyResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.SetPolicyRequest,
+        stoker.api.scaler.v1.scaler_pb2.SetPolicyResponse,
+    ],
+)
+
+_ScalerServicePauseType = typing_extensions.TypeVar(
+    '_ScalerServicePauseType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.PauseRequest,
+        stoker.api.scaler.v1.scaler_pb2.PauseResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.PauseRequest,
+        stoker.api.scaler.v1.scaler_pb2.PauseResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.PauseRequest,
+        stoker.api.scaler.v1.scaler_pb2.PauseResponse,
+    ],
+)
+
+_ScalerServiceResumeType = typing_extensions.TypeVar(
+    '_ScalerServiceResumeType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.ResumeRequest,
+        stoker.api.scaler.v1.scaler_pb2.ResumeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.ResumeRequest,
+        stoker.api.scaler.v1.scaler_pb2.ResumeResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.ResumeRequest,
+        stoker.api.scaler.v1.scaler_pb2.ResumeResponse,
+    ],
+)
+
+class ScalerServiceStub(typing.Generic[_ScalerServiceGetScalerStatusType, _ScalerServiceWhyDeploymentType, _ScalerServiceDryRunType, _ScalerServiceSetPolicyType, _ScalerServicePauseType, _ScalerServiceResumeType]):
+    """What the scaler decided and why. Any scaler answers, leading or not: all hear the same signals, and what is asked
+    for is written through the registry.
+    """
 
     @typing.overload
     def __init__(self: ScalerServiceStub[
         grpc.UnaryUnaryMultiCallable[
             stoker.api.scaler.v1.scaler_pb2.GetScalerStatusRequest,
             stoker.api.scaler.v1.scaler_pb2.GetScalerStatusResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.scaler.v1.scaler_pb2.WhyDeploymentRequest,
+            stoker.api.scaler.v1.scaler_pb2.WhyDeploymentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.scaler.v1.scaler_pb2.DryRunRequest,
+            stoker.api.scaler.v1.scaler_pb2.DryRunResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.scaler.v1.scaler_pb2.SetPolicyRequest,
+            stoker.api.scaler.v1.scaler_pb2.SetPolicyResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.scaler.v1.scaler_pb2.PauseRequest,
+            stoker.api.scaler.v1.scaler_pb2.PauseResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.scaler.v1.scaler_pb2.ResumeRequest,
+            stoker.api.scaler.v1.scaler_pb2.ResumeResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -58,20 +160,77 @@ class ScalerServiceStub(typing.Generic[_ScalerServiceGetScalerStatusType]):
             stoker.api.scaler.v1.scaler_pb2.GetScalerStatusRequest,
             stoker.api.scaler.v1.scaler_pb2.GetScalerStatusResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.scaler.v1.scaler_pb2.WhyDeploymentRequest,
+            stoker.api.scaler.v1.scaler_pb2.WhyDeploymentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.scaler.v1.scaler_pb2.DryRunRequest,
+            stoker.api.scaler.v1.scaler_pb2.DryRunResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.scaler.v1.scaler_pb2.SetPolicyRequest,
+            stoker.api.scaler.v1.scaler_pb2.SetPolicyResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.scaler.v1.scaler_pb2.PauseRequest,
+            stoker.api.scaler.v1.scaler_pb2.PauseResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.scaler.v1.scaler_pb2.ResumeRequest,
+            stoker.api.scaler.v1.scaler_pb2.ResumeResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetScalerStatus: _ScalerServiceGetScalerStatusType
     """Whether this process leads, and its last decision per deployment."""
+
+    WhyDeployment: _ScalerServiceWhyDeploymentType
+    """All that is known of one deployment's count: what stands, what would be decided now, and from what."""
+
+    DryRun: _ScalerServiceDryRunType
+    """What a policy would decide for a deployment, from all that is known now. Nothing is written."""
+
+    SetPolicy: _ScalerServiceSetPolicyType
+    """Changes only how the count of a deployment is found; everything else of its specification stays."""
+
+    Pause: _ScalerServicePauseType
+    """Lets the count of a deployment stand as it is until it is resumed."""
+
+    Resume: _ScalerServiceResumeType
+    """Ends a pause."""
 
 ScalerServiceAsyncStub: typing_extensions.TypeAlias = ScalerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         stoker.api.scaler.v1.scaler_pb2.GetScalerStatusRequest,
         stoker.api.scaler.v1.scaler_pb2.GetScalerStatusResponse,
     ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.WhyDeploymentRequest,
+        stoker.api.scaler.v1.scaler_pb2.WhyDeploymentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.DryRunRequest,
+        stoker.api.scaler.v1.scaler_pb2.DryRunResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.SetPolicyRequest,
+        stoker.api.scaler.v1.scaler_pb2.SetPolicyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.PauseRequest,
+        stoker.api.scaler.v1.scaler_pb2.PauseResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.scaler.v1.scaler_pb2.ResumeRequest,
+        stoker.api.scaler.v1.scaler_pb2.ResumeResponse,
+    ],
 ]
 
 class ScalerServiceServicer(metaclass=abc.ABCMeta):
-    """What the scaler decided and why."""
+    """What the scaler decided and why. Any scaler answers, leading or not: all hear the same signals, and what is asked
+    for is written through the registry.
+    """
 
     @abc.abstractmethod
     def GetScalerStatus(
@@ -80,5 +239,45 @@ class ScalerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[stoker.api.scaler.v1.scaler_pb2.GetScalerStatusResponse, collections.abc.Awaitable[stoker.api.scaler.v1.scaler_pb2.GetScalerStatusResponse]]:
         """Whether this process leads, and its last decision per deployment."""
+
+    @abc.abstractmethod
+    def WhyDeployment(
+        self,
+        request: stoker.api.scaler.v1.scaler_pb2.WhyDeploymentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.scaler.v1.scaler_pb2.WhyDeploymentResponse, collections.abc.Awaitable[stoker.api.scaler.v1.scaler_pb2.WhyDeploymentResponse]]:
+        """All that is known of one deployment's count: what stands, what would be decided now, and from what."""
+
+    @abc.abstractmethod
+    def DryRun(
+        self,
+        request: stoker.api.scaler.v1.scaler_pb2.DryRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.scaler.v1.scaler_pb2.DryRunResponse, collections.abc.Awaitable[stoker.api.scaler.v1.scaler_pb2.DryRunResponse]]:
+        """What a policy would decide for a deployment, from all that is known now. Nothing is written."""
+
+    @abc.abstractmethod
+    def SetPolicy(
+        self,
+        request: stoker.api.scaler.v1.scaler_pb2.SetPolicyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.scaler.v1.scaler_pb2.SetPolicyResponse, collections.abc.Awaitable[stoker.api.scaler.v1.scaler_pb2.SetPolicyResponse]]:
+        """Changes only how the count of a deployment is found; everything else of its specification stays."""
+
+    @abc.abstractmethod
+    def Pause(
+        self,
+        request: stoker.api.scaler.v1.scaler_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.scaler.v1.scaler_pb2.PauseResponse, collections.abc.Awaitable[stoker.api.scaler.v1.scaler_pb2.PauseResponse]]:
+        """Lets the count of a deployment stand as it is until it is resumed."""
+
+    @abc.abstractmethod
+    def Resume(
+        self,
+        request: stoker.api.scaler.v1.scaler_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.scaler.v1.scaler_pb2.ResumeResponse, collections.abc.Awaitable[stoker.api.scaler.v1.scaler_pb2.ResumeResponse]]:
+        """Ends a pause."""
 
 def add_ScalerServiceServicer_to_server(servicer: ScalerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
