@@ -186,6 +186,17 @@ async def test_renders_chats_like_the_template_alone(
     assert answer["usage"]["prompt_tokens"] == len(ours)
 
 
+async def test_takes_a_chats_tokens_from_beside_its_messages(engine: RunningEngine) -> None:
+    chat = {"messages": [{"role": "user", "content": "How hot is it?"}], "max_tokens": 1}
+    told: dict[str, Any] = {"kv_transfer_params": {"prompt_token_ids": [5, 6, 7]}}
+    answer = await post(engine, "/v1/chat/completions", {**chat, **told})
+    assert answer["usage"]["prompt_tokens"] == 3
+    for none in ([], ["5"], [-1]):
+        told = {"kv_transfer_params": {"prompt_token_ids": none}}
+        refused = await post(engine, "/v1/chat/completions", {**chat, **told}, 400)
+        assert refused["error"]["param"] == "kv_transfer_params.prompt_token_ids"
+
+
 async def test_completion_is_the_same_streamed_or_whole(engine: RunningEngine) -> None:
     prompt = prompt_of(1, 50)
     whole = await complete(engine, prompt, max_tokens=8)

@@ -20,7 +20,7 @@ from stoker.router.workers.siblings import Siblings
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 async def test_another_method_is_refused_with_405_and_the_one_allowed(path: str, method: str) -> None:
     nobody: Any = SimpleNamespace(view=SimpleNamespace())
-    server = OpenAIServer(nobody, cast(Any, None), LimitsConfig(request_s=1.0), Siblings.alone())
+    server = OpenAIServer(nobody, cast(Any, None), LimitsConfig(request_s=1.0), Siblings.alone(), "never")
     answer = await server.handle(make_mocked_request(method, path))
     assert isinstance(answer, web.Response)
     assert isinstance(answer.body, bytes)

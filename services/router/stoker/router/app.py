@@ -95,9 +95,10 @@ class RouterApp:
             recorder=self._recorder,
         )
         self.checks = HealthChecks(self.view, self.engines, config.checks, rng, self.router.clock)
-        self.parity = ParityProbe(self.view, self.engines, self.tokenizers, rng)
+        send_tokens = config.tokenizer.send_tokens
+        self.parity = ParityProbe(self.view, self.engines, self.tokenizers, rng, chat_tokens=send_tokens == "always")
         self._requests = HttpPort(
-            OpenAIServer(self.router, self.engines, config.limits, siblings).handle,
+            OpenAIServer(self.router, self.engines, config.limits, siblings, send_tokens).handle,
             max_connections=_CONNECTIONS_PER_REQUEST * config.limits.max_in_flight,
         )
         signer = Signer(keys or KeyFile(config.tickets.keys), config.pick.ticket_s)

@@ -93,6 +93,13 @@ class TokenizerConfig:
     inline_bytes: Annotated[
         int, Meta(description="prompts up to this size are tokenized on the event loop, bytes", ge=0)
     ] = 8192
+    send_tokens: Annotated[
+        Literal["never", "completions", "always"],
+        Meta(
+            description="send engines the tokens of a prompt in place of its text, where they are proved to read it "
+            "alike: never, of completions alone, or always, which is of chats too where engines take them"
+        ),
+    ] = "always"
     threads: Annotated[int, Meta(description="threads that tokenize longer prompts", ge=1, le=64)] = 2
     cache_dir: Annotated[str, Meta(description="keeps fetched tokenizers across restarts; empty for none")] = ""
 

@@ -55,6 +55,8 @@ class Target:
     """False once a connection was refused, until a health check succeeds."""
     parity: str = PENDING
     """"ok", "pending", or what differs: then its cache earns no credit."""
+    takes_chat_tokens: bool = False
+    """Its engine takes a chat's tokens from beside the messages, as the parity probe found."""
     in_flight: int = 0
     waiting: set[Callable[[], None]] = field(default_factory=set)
     """Of each request that waits there for its first token: what to call when the replica is found dead."""
@@ -110,6 +112,10 @@ class Target:
     def draining(self) -> bool:
         """Takes nothing new."""
         return self.record.state == records_pb2.STATE_DRAINING or self.record.wanted == records_pb2.WANTED_DRAIN
+
+    def reads_by(self, tokenizer_sha256: str) -> bool:
+        """Whether it is proved to read a prompt as this router does with that tokenizer."""
+        return self.parity == OK and self.record.engine.tokenizer_sha256 == tokenizer_sha256
 
     @property
     def refused(self) -> str:

@@ -41,6 +41,7 @@ from stoker.router.http.reading import (
 from stoker.router.http.relay import Call, Relay
 from stoker.router.prompts.plan import Plan
 from stoker.router.prompts.prompt import RESPONSES
+from stoker.router.prompts.sent import SendTokens, Sent
 from stoker.router.workers.siblings import Siblings
 
 _STORED_RESPONSE = re.compile(r"/v1/responses/([\w-]{1,128})(/cancel)?")
@@ -53,10 +54,18 @@ _RETRIED_STATUSES = frozenset({502, 503, 504})
 class OpenAIServer:
     """Serves the API for a router."""
 
-    def __init__(self, router: Router, engines: Engines, limits: LimitsConfig, siblings: Siblings) -> None:
+    def __init__(
+        self,
+        router: Router,
+        engines: Engines,
+        limits: LimitsConfig,
+        siblings: Siblings,
+        send_tokens: SendTokens,
+    ) -> None:
         self._router = router
         self._engines = engines
         self._limits = limits
+        self._send_tokens = send_tokens
         self._continuing = HttpContinuation(router, engines, limits)
         self._intake = Intake(limits.max_body_bytes, limits.max_in_flight)
         self._responses: OrderedDict[str, str] = OrderedDict()  # stored response → replica that holds it
@@ -122,7 +131,9 @@ class OpenAIServer:
                 body=raw,
             )
             answer = self._continuing.continuations.begin(asked, plan, asked.fields)
-            return await self._serve(call, plan, raw, None if answer is None else Noted(answer))
+            noted = None if answer is None else Noted(answer)
+            sent = Sent(raw if noted is None else noted.asking(raw), asked, plan, self._send_tokens)
+            return await self._serve(call, plan, sent, noted)
 
     @contextlib.asynccontextmanager
     async def _admitted(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
@@ -134,10 +145,10 @@ class OpenAIServer:
 
     # --- sending -------------------------------------------------------------------------------------------
 
-    async def _serve(self, call: Call, plan: Plan, raw: bytes, noted: Noted | None) -> web.StreamResponse:
+    async def _serve(self, call: Call, plan: Plan, sent: Sent, noted: Noted | None) -> web.StreamResponse:
         """Try replicas until one answers; nothing has gone to the client before that."""
         if noted is not None:
-            raw, call.noted = noted.asking(raw), noted.passed
+            call.noted = noted.passed
         headers = request_headers(call.request.headers, call.request_id)
         tried: frozenset[str] = frozenset()
         since = self._router.clock()
@@ -149,7 +160,8 @@ class OpenAIServer:
                 may_retry = functools.partial(flight.may_retry, tried)
                 try:
                     named = {**headers, **decided.target.headers}
-                    opened = relay.open(self._engines, call.request.path_qs, raw, named, tried, may_retry)
+                    body = await sent.to(decided.target)
+                    opened = relay.open(self._engines, call.request.path_qs, body, named, tried, may_retry)
                     async with opened as upstream:
                         if upstream.status not in _RETRIED_STATUSES or not flight.may_retry(tried):
                             return await self._relayed(call, relay, upstream, flight)

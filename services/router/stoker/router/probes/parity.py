@@ -76,11 +76,21 @@ def _life(target: Target) -> _Life:
 class ParityProbe:
     """Probes each new life of a replica until there is a verdict."""
 
-    def __init__(self, view: View, engines: Engines, tokenizers: TokenizerStore, rng: random.Random) -> None:
+    def __init__(
+        self,
+        view: View,
+        engines: Engines,
+        tokenizers: TokenizerStore,
+        rng: random.Random,
+        *,
+        chat_tokens: bool = False,
+    ) -> None:
+        """`chat_tokens`: find out too which engines take the tokens of chats."""
         self._view = view
         self._engines = engines
         self._tokenizers = tokenizers
         self._rng = rng
+        self._chat_tokens = chat_tokens
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._probed: dict[str, _Life] = {}
 
@@ -133,6 +143,7 @@ class ParityProbe:
                     difference = await self._compare(target, api, canary)
                     if difference:
                         return f"{name}: {difference}"
+                target.takes_chat_tokens = self._chat_tokens and await self._takes_chat_tokens(target)
         except (ConnectionError, TimeoutError, StokerError, msgspec.MsgspecError) as error:
             log.info("parity.not_probed", replica=target.id, error=str(error) or type(error).__name__)
             return None
@@ -156,6 +167,21 @@ class ParityProbe:
         if mine is None:
             return "this router cannot render what the engine can"
         return differ(mine, theirs)
+
+    async def _takes_chat_tokens(self, target: Target) -> bool:
+        """Whether the engine looks at the tokens of a chat: then it refuses an empty list, and computes nothing.
+
+        One that does not, answers with a token. Raises EngineFailed.
+        """
+        asking = {
+            "model": target.record.engine.model_names[0],
+            "messages": [{"role": "user", "content": "."}],
+            "max_tokens": 1,
+            "kv_transfer_params": {"prompt_token_ids": []},
+        }
+        raw, headers = msgspec.json.encode(asking), {"Content-Type": "application/json"}
+        async with await self._engines.call("POST", f"{target.url}/v1/chat/completions", raw, headers) as answer:
+            return b"prompt_token_ids" in await answer.read() and answer.status == 400
 
     def _tokens(self, target: Target, asked: Asked) -> list[int] | None:
         tokenizer = self._tokenizers.get(target.record.engine.tokenizer_sha256)

@@ -11,7 +11,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import xxhash
@@ -57,6 +57,10 @@ class Plan:
     """Its caller has said how many tokens it generates at most."""
     pinned: str = ""
     """Replica that alone can serve it; empty for any."""
+    ids: bytes = b""
+    """The token ids of its one text or conversation, little-endian u32; empty where it is none, or is to be cut."""
+    tokenizer: str = ""
+    """Fingerprint of the tokenizer that it was read with."""
 
 
 Basis = tuple[ModelTokenizer | None, int, int, int]
@@ -69,6 +73,8 @@ class _Read:
     tokens: int
     source: str
     why: str = ""
+    ids: bytes = b""
+    tokenizer: str = ""
 
 
 class Planner:
@@ -110,7 +116,7 @@ class Planner:
             return None
         else:
             started = time.perf_counter()
-            read = _read(prompt, self._tokenizers.get(pool.tokenizer_sha256), pool, adapter)
+            read = self._read(prompt, pool.tokenizer_sha256, pool, adapter)
             metrics.of(metrics.TOKENIZE, "inline").observe(time.perf_counter() - started)
         return _planned(asked, pool, adapter, policy, read)
 
@@ -136,17 +142,20 @@ class Planner:
             return None
 
     async def _read_in_thread(self, prompt: Prompt, pool: Pool, adapter: str) -> _Read:
-        tokenizer = self._tokenizers.get(pool.tokenizer_sha256)
         started = time.perf_counter()
         try:
             async with asyncio.timeout(self._patience_s):
                 read = await asyncio.get_running_loop().run_in_executor(
-                    self._executor, _read, prompt, tokenizer, pool, adapter
+                    self._executor, self._read, prompt, pool.tokenizer_sha256, pool, adapter
                 )
         except TimeoutError:
             read = _Read((), _guessed(prompt), NONE, "tokenizers_busy")
         metrics.of(metrics.TOKENIZE, "thread").observe(time.perf_counter() - started)
         return read
+
+    def _read(self, prompt: Prompt, fingerprint: str, pool: Pool, adapter: str) -> _Read:
+        read = _read(prompt, self._tokenizers.get(fingerprint), pool, adapter)
+        return replace(read, tokenizer=fingerprint) if read.ids else read
 
 
 def _weight(prompt: Prompt) -> int:
@@ -177,6 +186,8 @@ def _planned(asked: Asked, pool: Pool, adapter: str, policy: str, read: _Read) -
         read.why,
         read.tokens if read.source == TOKENS else None,
         output_bounded=prompt.max_output_tokens is not None,
+        ids=read.ids,
+        tokenizer=read.tokenizer,
     )
 
 
@@ -211,8 +222,10 @@ def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter:
                 tokens = sum(map(len, token_lists))
                 _refuse_long_prompt(tokens, len(token_lists), pool.max_model_len)
                 # Several prompts in one request are usually kin: the first one leads.
-                keys = pool.remembered.of(pack_tokens(token_lists[0]), pool.block_size, root)
-                return _Read(keys, tokens, TOKENS)
+                packed = pack_tokens(token_lists[0])
+                keys = pool.remembered.of(packed, pool.block_size, root)
+                whole = len(token_lists) == 1 and not prompt.token_ids and prompt.truncate_to is None
+                return _Read(keys, tokens, TOKENS, ids=packed if whole else b"")
             why = "no_tokenizer"
     raw = _canonical(prompt)
     if pool.max_model_len:

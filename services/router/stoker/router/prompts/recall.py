@@ -38,7 +38,7 @@ class Known:
     @property
     def size(self) -> int:
         """Bytes that it takes."""
-        return _ENTRY_BYTES + len(self.body) + _KEY_BYTES * len(self.plan.request.keys)
+        return _ENTRY_BYTES + len(self.body) + len(self.plan.ids) + _KEY_BYTES * len(self.plan.request.keys)
 
 
 class Recall:

@@ -31,7 +31,7 @@ async def handle(http: web.Request, engine: SimEngine, tokenizer: Tokenizer) -> 
     config = engine.config
     body = await request.body_of(http)
     wanted = request.sampling(body, config, chat=True)
-    prompt = await render(body, tokenizer)
+    prompt = _told_tokens(body, tokenizer) or await render(body, tokenizer)
     answer = _answer(body, tokenizer)
     call = request.new_call(config, [prompt], wanted, answer.script)
     head = {"id": f"chatcmpl-{uuid.uuid4().hex[:16]}", "created": int(time.time()), "model": wanted.model}
@@ -95,6 +95,21 @@ async def _stream(
         told = generate.usage(call, generated, 1, details=engine.config.prompt_tokens_details)
         await stream.send({**head, "choices": [], "usage": told})
     return await stream.close()
+
+
+def _told_tokens(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
+    """The token ids that a request brings beside its messages; empty where it brings none."""
+    told = body.get("kv_transfer_params")
+    ids = told.get("prompt_token_ids") if isinstance(told, dict) and not body.get("echo") else None
+    if ids is None:
+        return []
+    known = range(tokenizer.vocabulary_size)
+    if not isinstance(ids, list) or not ids or not all(type(one) is int and one in known for one in ids):
+        raise ApiError(
+            "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of token ids.",
+            param="kv_transfer_params.prompt_token_ids",
+        )
+    return ids
 
 
 async def render(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
