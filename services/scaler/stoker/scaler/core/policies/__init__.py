@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from stoker.scaler.core.policies import concurrency
+from stoker.scaler.core.policies import concurrency, saturation, slo
 from stoker.scaler.core.policy import Kind, Policy
 from stoker.scaler.core.signals import History
 from stoker.scaler.core.values import Need, Reason
 
 _NEEDS = {
     Kind.CONCURRENCY: concurrency.need,
+    Kind.SATURATION: saturation.need,
+    Kind.SLO: slo.need,
 }
 
 

@@ -21,6 +21,20 @@ def mean(samples: Sequence[Sample], since: float, value: Callable[[Sample], floa
     return sum(known) / len(known) if known else None
 
 
+def rate(samples: Sequence[Sample], since: float, value: Callable[[Sample], float | None]) -> float | None:
+    """The mean of a rate after `since`, each sample weighted by the time it covers; None where nothing is known."""
+    total = seconds = 0.0
+    for place in range(len(samples) - 1, -1, -1):
+        sample = samples[place]
+        if sample.at <= since and place < len(samples) - 1:
+            break
+        found = value(sample)
+        if found is not None:
+            covered = sample.at - samples[place - 1].at if place else 1.0
+            total, seconds = total + covered * found, seconds + covered
+    return total / seconds if seconds else None
+
+
 def in_flight(sample: Sample) -> float | None:
     """Requests that a deployment has: in batches, in engines' queues and held by routers.
 
