@@ -84,6 +84,14 @@ def test_the_header_of_tenants_is_passed_on_as_it_is_named() -> None:
     assert "" not in passed(made("tenants.header=''"))
 
 
+def test_trace_context_goes_to_the_router_and_on_to_the_engine() -> None:
+    service = authorization(made())
+    asked = service["allowed_headers"]["patterns"]
+    passed = service["http_service"]["authorization_response"]["allowed_upstream_headers"]["patterns"]
+    for patterns in (asked, passed):
+        assert {"traceparent", "tracestate"} <= {each["exact"] for each in patterns}
+
+
 @pytest.mark.parametrize("listen", ["7480", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:70000", ":7480"])
 def test_an_address_that_is_none_is_refused(listen: str) -> None:
     with pytest.raises(InvalidRequest, match="host:port"):

@@ -17,7 +17,7 @@ import structlog
 from stoker.api.common.v1 import common_pb2
 from stoker.api.inference.v1 import inference_pb2_grpc
 from stoker.api.node.v1 import node_pb2_grpc
-from stoker.common import metrics, service, ticket_keys, tls
+from stoker.common import metrics, otel, service, ticket_keys, tls
 from stoker.common.rpc import RpcServer
 from stoker.common.tls import Tls
 from stoker.node_agent import gpus
@@ -50,7 +50,10 @@ async def serve(config: AgentConfig, stop: asyncio.Event) -> None:
     state = StateDir(Path(config.state_dir))
     state.open()
     try:
-        with metrics.exposed(config.metrics_listen):
+        with (
+            metrics.exposed(config.metrics_listen),
+            otel.traced("stoker-node-agent", config.otlp_endpoint, config.otlp_sample),
+        ):
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
             async with (
                 tls.following(config.tls) as secure,

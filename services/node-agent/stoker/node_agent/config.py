@@ -129,6 +129,12 @@ class AgentConfig:
         float, Meta(ge=0, le=3600, description="Seconds that running calls may take to finish after SIGTERM.")
     ] = 10.0
     metrics_listen: Annotated[str, Meta(description="host:port of /metrics; empty for none.")] = ""
+    otlp_endpoint: Annotated[
+        str, Meta(description="OTLP gRPC endpoint for traces, http://host:port; empty for none.")
+    ] = ""
+    otlp_sample: Annotated[
+        float, Meta(description="Share of requests traced, of those that bring no trace context.", ge=0, le=1)
+    ] = 1.0
     tickets: TicketsConfig = field(default_factory=TicketsConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)

@@ -15,7 +15,9 @@ import msgspec
 from stoker.api.common.v1 import common_pb2
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.node.v1 import node_pb2, node_pb2_grpc
+from stoker.common import otel
 from stoker.common.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
+from stoker.common.otel import Span
 from stoker.common.tickets import Ticket
 from stoker.node_agent import state_files, tokenizer_files
 from stoker.node_agent.gate import Gate, hold_to
@@ -26,7 +28,9 @@ from stoker.openai import RANK_HEADER
 from stoker.openai import body as openai_body
 from stoker.openai.stream import refusal
 
-_PASSED_ON = ("traceparent", "tracestate", RANK_HEADER)
+SERVICE = "stoker.api.inference.v1.InferenceService"
+
+_PASSED_ON = (*otel.CONTEXT_HEADERS, RANK_HEADER)
 """W3C trace context and the rank that a router chose, handed to the engine as they came."""
 _PIECE_BYTES = 1 << 20
 _MAX_ANSWER_BYTES = 64 << 20
@@ -54,26 +58,31 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Started, Deltas, Finished."""
-        runner = self._supervisor.serving(request.replica_id, request.model)
-        life, info = runner.life, runner.engine_info
-        if life is None or info is None:
-            raise Unavailable(f"replica {runner.replica_id} has no engine now", reason="REPLICA_NOT_READY")
-        hold_to(self._admitted(runner, context), request)
-        path, body = openai_body.build(
-            request,
-            request.model or info.model_names[0],
-            max_model_len=info.max_model_len,
-            max_output=runner.member.task.max_output_tokens,
-            max_n=self._max_choices,
-        )
-        request_id = request.request_id or f"req-{secrets.token_hex(12)}"
-        headers = _headers(context, request_id)
-        started = inference_pb2.Started(request_id=request_id, replica_id=runner.replica_id)
-        stream = self._relay.stream(
-            runner.replica_id, life.client.base_url + path, body, headers, started, context.time_remaining()
-        )
-        async for response in stream:
-            yield response
+        with _span("Generate", request.model, context) as span:
+            runner = self._supervisor.serving(request.replica_id, request.model)
+            life, info = runner.life, runner.engine_info
+            if life is None or info is None:
+                raise Unavailable(f"replica {runner.replica_id} has no engine now", reason="REPLICA_NOT_READY")
+            hold_to(self._admitted(runner, context), request)
+            path, body = openai_body.build(
+                request,
+                request.model or info.model_names[0],
+                max_model_len=info.max_model_len,
+                max_output=runner.member.task.max_output_tokens,
+                max_n=self._max_choices,
+            )
+            request_id = request.request_id or f"req-{secrets.token_hex(12)}"
+            headers = _headers(context, request_id, span)
+            span.set(otel.REPLICA, runner.replica_id)
+            span.set(otel.REQUEST_ID, request_id)
+            started = inference_pb2.Started(request_id=request_id, replica_id=runner.replica_id)
+            stream = self._relay.stream(
+                runner.replica_id, life.client.base_url + path, body, headers, started, context.time_remaining()
+            )
+            async for response in stream:
+                if span.recording:
+                    _tell(span, response)
+                yield response
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:
         """One vector per text."""
@@ -84,7 +93,8 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
         body: dict[str, Any] = {"model": request.model, "input": list(request.texts), "encoding_format": "float"}
         if request.HasField("dimensions"):
             body["dimensions"] = request.dimensions
-        answer = await self._ask(runner, "/v1/embeddings", body, context, request.request_id)
+        with _span("Embed", request.model, context) as span:
+            answer = await self._ask(runner, "/v1/embeddings", body, context, request.request_id, span)
         vectors = sorted(answer["data"], key=lambda item: item["index"])
         usage = answer.get("usage") or {}
         return inference_pb2.EmbedResponse(
@@ -108,7 +118,8 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
                 raise InvalidRequest.field("prompt", "missing; set one of text or chat")
         if request.HasField("add_special_tokens"):
             body["add_special_tokens"] = request.add_special_tokens
-        answer = await self._ask(runner, "/tokenize", body, context, "")
+        with _span("Tokenize", request.model, context) as span:
+            answer = await self._ask(runner, "/tokenize", body, context, "", span)
         return inference_pb2.TokenizeResponse(
             token_ids=answer["tokens"], max_model_len=answer.get("max_model_len") or 0
         )
@@ -156,7 +167,7 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
         return models
 
     async def _ask(
-        self, runner: MemberRunner, path: str, body: Mapping[str, Any], context: Context, request_id: str
+        self, runner: MemberRunner, path: str, body: Mapping[str, Any], context: Context, request_id: str, span: Span
     ) -> Any:
         """One answer of an engine.
 
@@ -166,7 +177,8 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
             raise Unavailable(f"replica {runner.replica_id} has no engine now", reason="REPLICA_NOT_READY")
         left_s = context.time_remaining()
         timeout = aiohttp.ClientTimeout(total=_UNARY_TIMEOUT_S if left_s is None else max(left_s, 0.001))
-        headers = _headers(context, request_id)
+        headers = _headers(context, request_id, span)
+        span.set(otel.REPLICA, runner.replica_id)
         url = runner.life.client.base_url + path
         try:
             async with self._session.post(url, json=body, headers=headers, timeout=timeout) as response:
@@ -184,12 +196,31 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
         return msgspec.json.decode(content)
 
 
-def _headers(context: Context, request_id: str) -> dict[str, str]:
-    headers = {
-        name: value
-        for name, value in context.invocation_metadata() or ()
-        if name in _PASSED_ON and isinstance(value, str)
-    }
+def _span(method: str, model: str, context: Context) -> Span:
+    if not otel.on():
+        return otel.NOT_TRACED
+    metadata = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+    span = otel.begin(f"{SERVICE}/{method}", metadata)
+    span.set(otel.RPC_SYSTEM, "grpc")
+    span.set(otel.RPC_METHOD, f"{SERVICE}/{method}")
+    span.set(otel.REQUEST_MODEL, model)
+    return span
+
+
+def _tell(span: Span, response: inference_pb2.GenerateResponse) -> None:
+    """Note in the span what a message says of the generation."""
+    if response.HasField("finished"):
+        usage = response.finished.usage
+        span.set(otel.USAGE_INPUT_TOKENS, usage.prompt_tokens)
+        span.set(otel.USAGE_OUTPUT_TOKENS, usage.completion_tokens)
+        if usage.HasField("cached_prompt_tokens"):
+            span.set(otel.USAGE_CACHED_TOKENS, usage.cached_prompt_tokens)
+
+
+def _headers(context: Context, request_id: str, span: Span) -> dict[str, str]:
+    metadata = context.invocation_metadata() or ()
+    headers = {name: value for name, value in metadata if name in _PASSED_ON and isinstance(value, str)}
+    headers = otel.carried(headers, span)
     if request_id:
         if not request_id.isprintable() or not request_id.isascii() or len(request_id) > 256:
             raise InvalidRequest.field("request_id", "must be at most 256 printable ASCII characters")

@@ -258,9 +258,10 @@ async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
 
 async def serve_here(config: RouterConfig, stop: asyncio.Event, siblings: Siblings) -> None:
     """Run a router in this process."""
-    otel.setup("stoker-router", config.otlp_endpoint)
-    with exposition.exposed(config.metrics_listen), contextlib.ExitStack() as last:
-        last.callback(otel.shutdown)
+    with (
+        exposition.exposed(config.metrics_listen),
+        otel.traced("stoker-router", config.otlp_endpoint, config.otlp_sample),
+    ):
         # The OpenAI port may have a certificate for the public of its own.
         http_tls = config.http_tls if config.http_tls != ServerTlsConfig() else _shown_to_anyone(config.tls)
         async with (

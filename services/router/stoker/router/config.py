@@ -185,6 +185,9 @@ class RouterConfig:
     otlp_endpoint: Annotated[
         str, Meta(description="OTLP gRPC endpoint for traces, http://host:port; empty for none")
     ] = ""
+    otlp_sample: Annotated[
+        float, Meta(description="share of requests traced, of those that bring no trace context", ge=0, le=1)
+    ] = 1.0
     tls: TlsConfig = field(default_factory=TlsConfig)
     http_tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
     """Of the OpenAI port. Where empty it shows `tls.certificate`, if there is one, and asks callers for none."""

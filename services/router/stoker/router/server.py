@@ -91,6 +91,7 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
             policy=metadata.get("x-stoker-policy", ""),
             wait_s=request.max_wait_ms / 1000 if request.HasField("max_wait_ms") else None,
             alternatives=request.alternatives if request.HasField("alternatives") else None,
+            carrier=metadata,
         )
         if not isinstance(picked, Picked):
             picked = await picked

@@ -11,6 +11,7 @@ import sys
 import uvloop
 from aiohttp import web
 
+from stoker.common import otel
 from stoker.common.errors import StokerError
 from stoker.sim_engine import gang
 from stoker.sim_engine.config import SimConfig, parse
@@ -80,7 +81,7 @@ def main() -> None:
     except StokerError as error:
         sys.exit(f"stoker-sim-engine: {error.message}")
     try:
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError), otel.traced("vllm", config.otlp_endpoint):
             uvloop.run(serve(config))
     except* (gang.GangBroken, OSError) as failed:
         sys.exit(f"stoker-sim-engine: {_first(failed)}")

@@ -90,6 +90,8 @@ class SimConfig:
     """Ranks, each with a scheduler and a cache of its own."""
     profile: Profile
     faults: Faults
+    otlp_endpoint: str = ""
+    """Where a span for each generation goes, OTLP over gRPC; empty for nowhere."""
 
 
 def parse(argv: list[str] | None = None) -> SimConfig:
@@ -136,6 +138,7 @@ def parse(argv: list[str] | None = None) -> SimConfig:
             hang_after=options.sim_hang_after,
             drop_events=options.sim_drop_events,
         ),
+        otlp_endpoint=options.otlp_traces_endpoint,
     )
 
 
@@ -165,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--master-addr", default="127.0.0.1")
     parser.add_argument("--master-port", type=int, default=29501)
     parser.add_argument("--headless", action="store_true")
+    parser.add_argument("--otlp-traces-endpoint", default="")
     timing = parser.add_argument_group("timing")
     timing.add_argument("--sim-speed", type=_positive, default=base.speed, help="this many times faster")
     timing.add_argument("--sim-step-ms", type=float, default=base.step_s * 1000)

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from stoker.common import otel
 from stoker.sim_engine.api import chat, completions, request, responses
 from stoker.sim_engine.api.request import ApiError
 from stoker.sim_engine.core import text
@@ -57,7 +58,9 @@ class Server:
         self, handle: Callable[[web.Request, SimEngine, Tokenizer], Awaitable[web.StreamResponse]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handler(http: web.Request) -> web.StreamResponse:
-            return await handle(http, self._rank_for(http), self._tokenizer)
+            with otel.begin("llm_request", http.headers) as span:
+                span.set(otel.REQUEST_ID, http.headers.get("x-request-id"))
+                return await handle(http, self._rank_for(http), self._tokenizer)
 
         return handler
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from stoker.common.addresses import host_and_port
 from stoker.common.errors import InvalidRequest
+from stoker.common.otel import CONTEXT_HEADERS
 from stoker.openai import RANK_HEADER
 from stoker.router.config import RouterConfig
 from stoker.router.decisions.decided import DECISION_HEADER, REPLICA_HEADER
@@ -166,11 +167,12 @@ def _answered_by(config: RouterConfig) -> dict[str, Any]:
 
 
 def _authorization(config: RouterConfig) -> dict[str, Any]:
-    upstream = [FLIGHT_HEADER, TIMEOUT_HEADER, RETRIES_HEADER, RANK_HEADER, "x-request-id"]
+    upstream = [FLIGHT_HEADER, TIMEOUT_HEADER, RETRIES_HEADER, RANK_HEADER, "x-request-id", *CONTEXT_HEADERS]
     for number in _tries(config):
         upstream += [endpoint_header(number), replica_header(number)]
     told = [DECISION_HEADER, "x-request-id"]
-    asked = ["content-type", "authorization", "x-request-id", config.tenants.header, *OUR_HEADERS]
+    known = ["content-type", "authorization", "x-request-id", *CONTEXT_HEADERS]
+    asked = [*known, config.tenants.header, *OUR_HEADERS]
     return {
         "@type": f"{_TYPE}extensions.filters.http.ext_authz.v3.ExtAuthz",
         "http_service": {

@@ -8,8 +8,10 @@ import functools
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 
+from stoker.common import otel
 from stoker.common.errors import NotFound, StokerError
-from stoker.router import metrics
+from stoker.common.otel import Span
+from stoker.router import metrics, tracing
 from stoker.router.config import LimitsConfig
 from stoker.router.decisions.decided import DECISION_HEADER, Decided, described
 from stoker.router.envoy.access_log import FLIGHT_HEADER
@@ -31,6 +33,7 @@ from stoker.router.http.reading import (
 from stoker.router.prompts.plan import Plan
 from stoker.router.prompts.prompt import RESPONSES
 
+_SPAN = "envoy check"
 TIMEOUT_HEADER = "x-envoy-upstream-rq-timeout-ms"
 RETRIES_HEADER = "x-envoy-max-retries"
 STAND_INS = {status: status - 50 for status in (500, 501, 503, 504)}
@@ -60,6 +63,7 @@ class _Check:
     api: str
     request_id: str
     deadline: float
+    span: Span
     stream: bool = False
 
 
@@ -77,7 +81,18 @@ class Checks:
         but for being cancelled: then nothing stays behind.
         """
         api = CHECKED.get(ask.target.partition("?")[0], "other")
-        check = _Check(ask, api, request_id_of(ask.headers), float("inf"))
+        check = _Check(ask, api, request_id_of(ask.headers), float("inf"), otel.begin(_SPAN, ask.headers))
+        return self._traced(check) if check.span.recording else self._decided(check)
+
+    async def _traced(self, check: _Check) -> Answer:
+        with check.span as span:
+            answer = self._decided(check)
+            if not isinstance(answer, Answer):
+                answer = await answer
+            span.set(otel.RESPONSE_STATUS, answer.status)
+            return answer
+
+    def _decided(self, check: _Check) -> Answer | Awaitable[Answer]:
         try:
             return self._begun(check)
         except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
@@ -111,6 +126,8 @@ class Checks:
         if known is None:
             return None
         check.stream = known.stream
+        check.span.set(otel.REQUEST_MODEL, known.model)
+        tracing.planned(check.span, known.plan)
         return router.charge(known.plan, router.tenants.caller(headers, known.priority), told_late=True)
 
     def _barred(self, check: _Check, plan: Plan) -> frozenset[str]:
@@ -130,6 +147,7 @@ class Checks:
         if not isinstance(error, StokerError):
             error = internal_error("envoy.internal_error", check.ask.target, error)
         metrics.of(metrics.REQUESTS, check.api, metrics.outcome_of(error)).inc()
+        check.span.failed(error)
         answer = refusal(error, {"x-request-id": check.request_id})
         return replace(answer, status=STAND_INS.get(answer.status, answer.status))
 
@@ -146,7 +164,9 @@ class Checks:
                 barred = self._barred(check, plan)
                 try:
                     async with asyncio.timeout_at(check.deadline):
-                        flight = held.enter_context(await self._router.board(plan, check.request_id, barred))
+                        with tracing.waiting(check.span):
+                            boarded = await self._router.board(plan, check.request_id, barred)
+                        flight = held.enter_context(boarded)
                         address = await self._addresses.of(flight.decided.target.url)
                 except TimeoutError:
                     raise no_room_in_time() from None
@@ -163,7 +183,10 @@ class Checks:
         asked = await read_body(check.api, ask.body)
         check.stream = asked.stream
         caller = router.tenants.caller(ask.headers, asked.priority)
-        plan = await router.draft(asked, ask.headers.get("x-stoker-policy", ""), ask.body)
+        tracing.asked(check.span, check.request_id, asked)
+        with check.span.child("plan"):
+            plan = await router.draft(asked, ask.headers.get("x-stoker-policy", ""), ask.body)
+        tracing.planned(check.span, plan)
         return router.charge(plan, caller, told_late=True)
 
     # --- the answer ----------------------------------------------------------------------------------------
@@ -176,6 +199,8 @@ class Checks:
             spares = self._spares(flight.decided, headers, check.ask.only)
             left_s = check.deadline - asyncio.get_running_loop().time()
             headers[DECISION_HEADER] = described(flight.decided)
+            headers.update(check.span.headers)
+            tracing.decided(check.span, flight.decided)
             headers["x-request-id"] = check.request_id
             headers[TIMEOUT_HEADER] = str(max(1, int(1000 * left_s)))
         except BaseException:

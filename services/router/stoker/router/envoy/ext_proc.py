@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from stoker.api.envoy.v1 import ext_proc_pb2 as pb
 from stoker.common.errors import DeadlineExceeded, StokerError
+from stoker.common.otel import CONTEXT_HEADERS
 from stoker.openai import RANK_HEADER
 from stoker.router.decisions.decided import DECISION_HEADER
 from stoker.router.envoy.access_log import FLIGHT_HEADER
@@ -295,8 +296,9 @@ def _endpoints(answer: Answer) -> list[str]:
 
 def _picked(answer: Answer) -> pb.CommonChange:
     headers = {_PICKED: ",".join(_endpoints(answer)), "x-request-id": answer.headers["x-request-id"]}
-    if RANK_HEADER in answer.headers:
-        headers[RANK_HEADER] = answer.headers[RANK_HEADER]
+    for name in (RANK_HEADER, *CONTEXT_HEADERS):
+        if name in answer.headers:
+            headers[name] = answer.headers[name]
     change = _set(headers)
     if RANK_HEADER not in headers:
         change.remove_headers.append(RANK_HEADER)  # a client's own: the decision is the router's

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stoker.router import core, metrics
 from stoker.router.decisions.decided import Decided
@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from stoker.router.flights.routing import Router
 
 _NOT_IMPLEMENTED = 501  # asks for what this engine cannot do: no replica is at fault
+
+
+class Usage(NamedTuple):
+    """What an engine says of a request, in tokens; None for what it does not say."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    generated_tokens: int | None = None
+
+
+_UNTOLD = Usage()
 
 
 class Flight:
@@ -28,9 +39,9 @@ class Flight:
         "_leave",
         "_outcome",
         "_router",
-        "_used",
         "decided",
         "moved",
+        "usage",
     )
 
     def __init__(self, router: Router, decided: Decided) -> None:
@@ -39,7 +50,7 @@ class Flight:
         self._outcome = core.Outcome.CALLER
         self._leave: Callable[[], None] | None = None
         self._first_token_at: float | None = None
-        self._used: tuple[int | None, int | None] = (None, None)
+        self.usage = _UNTOLD
         self.decided = decided
         self.moved = False
         """Its replica was found dead, and a retry is taken for it."""
@@ -59,11 +70,15 @@ class Flight:
 
     def used(self, prompt_tokens: int, cached_tokens: int | None, generated_tokens: int | None) -> None:
         """The engine said what it found in its cache and generated; None for what it did not say."""
-        self._used = cached_tokens, generated_tokens
+        self.usage = Usage(prompt_tokens, cached_tokens, generated_tokens)
         if cached_tokens is not None:
             model = self.decided.plan.pool.model
             metrics.of(metrics.COMPARED, model).inc(prompt_tokens)
             metrics.of(metrics.ACTUAL, model).inc(cached_tokens)
+
+    def first_token_ago_s(self) -> float | None:
+        """How many seconds ago the first token came; None where none did."""
+        return None if self._first_token_at is None else self._clock() - self._first_token_at
 
     def served(self) -> None:
         """The engine did its part."""
@@ -146,5 +161,5 @@ class Flight:
         recorder = self._router.recorder
         if recorder is not None:
             replica = pool.fleet.replicas.get(self.decided.target.id)
-            recorder.tell(Ended(self.decided, replica, self._outcome, now, self._first_token_at, *self._used))
+            recorder.tell(Ended(self.decided, replica, self._outcome, now, self._first_token_at, *self.usage[1:]))
         self._router.turns.pump(pool)

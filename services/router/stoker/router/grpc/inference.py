@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -12,9 +12,10 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from stoker.api.inference.v1 import inference_pb2
-from stoker.common import rpc, tickets
+from stoker.common import otel, rpc, tickets
 from stoker.common.errors import Code, InvalidRequest, StokerError
-from stoker.router import metrics
+from stoker.common.otel import Span
+from stoker.router import metrics, tracing
 from stoker.router.config import LimitsConfig
 from stoker.router.decisions.decided import Decided, told
 from stoker.router.fleet.pools import Pool, Target
@@ -105,10 +106,10 @@ class InferenceServer:
     async def generate(self, raw: bytes, context: Context) -> AsyncIterator[bytes]:
         """Stream a generation from the replica that the router chooses."""
         request = _parse(inference_pb2.GenerateRequest, raw)
-        with _accounted("grpc_generate") as account, self._router.admit():
+        with _accounted("Generate", context) as account, self._router.admit():
             request.request_id = request_id_of(request.request_id)
             asked = of_generate(request, raw)
-            plan = await self._plan(asked, context)
+            plan = await self._plan(asked, request.request_id, context, account)
             answer = self._continuations.begin(asked, plan, fields_of(request), plan.pool.max_output_tokens)
             course = Course(self._router.clock()) if answer is None else answer.course
             leg = functools.partial(self._generated, context=context, account=account, course=course)
@@ -121,11 +122,13 @@ class InferenceServer:
         self, plan: Plan, request: inference_pb2.GenerateRequest, context: Context, account: _Account, course: Course
     ) -> AsyncGenerator[bytes, None]:
         while True:
-            with await self._router.board(plan, request.request_id, course.avoided, since=course.since) as flight:
+            with tracing.waiting(account.span):
+                boarded = await self._router.board(plan, request.request_id, course.avoided, since=course.since)
+            with boarded as flight, tracing.attempt(account.span, flight) as span:
                 decided = flight.decided
                 _tell(context, decided)
                 course.serving, request.replica_id = decided.target.id, decided.target.record.replica_id
-                call = self._call(request, decided, context, course)
+                call = self._call(request, decided, context, course, span)
                 started: bytes | None = None
                 flowing = finished = False
                 try:
@@ -144,12 +147,14 @@ class InferenceServer:
                     if not flowing and started is not None:
                         yield started
                     flight.served()
-                except Silent:
+                except Silent as error:
+                    span.failed(error)
                     flight.faulted()
                     if not flight.moved:
                         raise
                 except (grpc.aio.AioRpcError, StokerError) as error:
                     failure = rpc.error_from(error) if isinstance(error, grpc.aio.AioRpcError) else error
+                    span.failed(failure)
                     self._blame(flight, failure, context)
                     if flowing or not _may_retry(failure, flight, course.tried):
                         raise failure from error
@@ -163,16 +168,16 @@ class InferenceServer:
             course.tried |= decided.target.siblings
 
     def _call(
-        self, request: inference_pb2.GenerateRequest, decided: Decided, context: Context, course: Course
+        self, request: inference_pb2.GenerateRequest, decided: Decided, context: Context, course: Course, span: Span
     ) -> _Stream | EngineCall:
         """One try on one replica."""
         target = decided.target
         seconds = self._time_left(context, course.since)
         if self._engines is not None:
-            headers = {**dict(_trace(context)), **target.headers}
+            headers = {**_trace(context, span), **target.headers}
             return EngineCall(self._engines, target, decided.plan.pool, request, headers, seconds, self._limits)
         return self._channels.stream(target.record.agent_endpoint, f"/{SERVICE}/Generate")(
-            request.SerializeToString(), timeout=seconds, metadata=self._shown(context, target)
+            request.SerializeToString(), timeout=seconds, metadata=self._shown(context, target, span)
         )
 
     async def _next(self, call: _Stream | EngineCall, flight: Flight, flowing: bool, course: Course) -> bytes | None:
@@ -206,13 +211,15 @@ class InferenceServer:
         return await self._unary("Tokenize", request, of_tokenize(request, raw), context, "")
 
     async def _unary(self, method: str, request: _Placed, asked: Asked, context: Context, request_id: str) -> bytes:
-        with _accounted(f"grpc_{method.lower()}") as account, self._router.admit():
+        with _accounted(method, context) as account, self._router.admit():
             request_id = request_id_of(request_id)
-            plan = await self._plan(asked, context)
+            plan = await self._plan(asked, request_id, context, account)
             tried: frozenset[str] = frozenset()
             since = self._router.clock()
             while True:
-                with await self._router.board(plan, request_id, tried, since=since) as flight:
+                with tracing.waiting(account.span):
+                    boarded = await self._router.board(plan, request_id, tried, since=since)
+                with boarded as flight, tracing.attempt(account.span, flight) as span:
                     decided = flight.decided
                     _tell(context, decided)
                     request.replica_id = decided.target.record.replica_id
@@ -223,12 +230,13 @@ class InferenceServer:
                             answer: bytes = await call(
                                 request.SerializeToString(),
                                 timeout=self._time_left(context, since),
-                                metadata=self._shown(context, decided.target),
+                                metadata=self._shown(context, decided.target, span),
                             )
                     except TimeoutError:  # found dead: on to the next
                         flight.faulted()
                     except grpc.aio.AioRpcError as error:
                         failure = rpc.error_from(error)
+                        span.failed(failure)
                         self._blame(flight, failure, context)
                         if not _may_retry(failure, flight, tried):
                             raise failure from error
@@ -239,14 +247,18 @@ class InferenceServer:
                         return answer
                 tried |= decided.target.siblings
 
-    async def _plan(self, asked: Asked, context: Context) -> Plan:
+    async def _plan(self, asked: Asked, request_id: str, context: Context, account: _Account) -> Plan:
         metadata = _metadata(context)
         caller = self._router.tenants.caller(metadata, asked.priority)
-        return await self._router.plan(asked, caller, policy=metadata.get("x-stoker-policy", ""))
+        tracing.asked(account.span, request_id, asked)
+        with account.span.child("plan"):
+            plan = await self._router.plan(asked, caller, policy=metadata.get("x-stoker-policy", ""))
+        tracing.planned(account.span, plan)
+        return plan
 
-    def _shown(self, context: Context, target: Target) -> list[tuple[str, str]]:
+    def _shown(self, context: Context, target: Target, span: Span) -> list[tuple[str, str]]:
         """What goes to the agent beside the request: trace context, which rank is meant, and this router's pass."""
-        shown = [*_trace(context), *target.headers.items()]
+        shown = [*_trace(context, span).items(), *target.headers.items()]
         ticket = self._own_pass()
         return [*shown, (tickets.HEADER, ticket)] if ticket else shown
 
@@ -345,16 +357,18 @@ def _metadata(context: Context) -> dict[str, str]:
     return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
-def _trace(context: Context) -> list[tuple[str, str]]:
-    """Trace context goes on to the agent."""
-    received = _metadata(context)
-    return [(key, received[key]) for key in ("traceparent", "tracestate") if key in received]
+def _trace(context: Context, span: Span) -> Mapping[str, str]:
+    """The trace context of a try, for the agent or the engine."""
+    if span.headers:
+        return span.headers
+    return {key: value for key, value in _metadata(context).items() if key in otel.CONTEXT_HEADERS}
 
 
 class _Account:
-    """Counts a call once, by how it ended."""
+    """Counts a call once, by how it ended, and has its span."""
 
-    def __init__(self, api: str, clock: Callable[[], float]) -> None:
+    def __init__(self, api: str, span: Span, clock: Callable[[], float]) -> None:
+        self.span = span
         self._api = api
         self._clock = clock
         self._arrived = clock()
@@ -375,7 +389,11 @@ class _Account:
         elif isinstance(error, StokerError):
             self.outcome = metrics.outcome_of(error)
         metrics.of(metrics.REQUESTS, self._api, self.outcome).inc()
+        self.span.__exit__(kind, error, trace)
 
 
-def _accounted(api: str) -> _Account:
-    return _Account(api, asyncio.get_running_loop().time)
+def _accounted(method: str, context: Context) -> _Account:
+    span = otel.begin(f"{SERVICE}/{method}", _metadata(context)) if otel.on() else otel.NOT_TRACED
+    span.set(otel.RPC_SYSTEM, "grpc")
+    span.set(otel.RPC_METHOD, f"{SERVICE}/{method}")
+    return _Account(f"grpc_{method.lower()}", span, asyncio.get_running_loop().time)

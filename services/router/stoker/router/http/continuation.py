@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 import structlog
 
+from stoker.common import otel
 from stoker.common.errors import StokerError, Unavailable
 from stoker.common.http1 import Exchange
+from stoker.router import tracing
 from stoker.router.config import LimitsConfig
 from stoker.router.core.seam import PASSED
 from stoker.router.flights.continuation import Answer, Continuations, Rest
@@ -194,11 +196,11 @@ class HttpContinuation:
         answer, course = noted.answer, noted.answer.course
         async with asyncio.timeout_at(call.deadline):
             boarding = await self._router.board(rest.plan, call.request_id, course.avoided, since=course.since)
-        with boarding as flight:
+        with boarding as flight, tracing.attempt(call.span, flight) as span:
             target = flight.decided.target
             course.serving, course.flowing = target.id, False
             relay = Relay(call, flight, self._limits, broken)
-            headers = {**request_headers(call.request.headers, call.request_id), **target.headers}
+            headers = otel.carried(request_headers(call.request.headers, call.request_id), span) | target.headers
             try:
                 body = _body(answer, rest)
                 opened = relay.open(self._engines, _PATH, body, headers, course.avoided, lambda: True)

@@ -20,7 +20,7 @@ from aiohttp import web
 from stoker.common import otel
 from stoker.common.errors import Code, DeadlineExceeded, NotFound, StokerError, Unavailable
 from stoker.common.http1 import Exchange
-from stoker.router import metrics
+from stoker.router import metrics, tracing
 from stoker.router.config import LimitsConfig
 from stoker.router.fleet.pools import Pool
 from stoker.router.flights.flight import Flight
@@ -90,20 +90,26 @@ class OpenAIServer:
             metrics.of(metrics.REQUESTS, call.api, call.outcome).inc()
 
     async def _guarded(self, call: Call) -> web.StreamResponse:
-        try:
-            with otel.span(call.api, call.request.headers) as span:
+        request = call.request
+        route = "other" if call.api == "other" else request.path
+        with otel.begin(f"{request.method} {route}", request.headers) as span:
+            span.set(otel.REQUEST_METHOD, request.method)
+            span.set(otel.ROUTE, route)
+            call.span = span
+            try:
                 answer = await self._routed(call)
-                span.set(otel.RESPONSE_STATUS, answer.status)
-                return answer
-        except StokerError as error:
-            call.outcome = metrics.outcome_of(error)
-            return _refusal(call.request, error, call.told)
-        except ConnectionResetError:
-            call.outcome = "cancelled"
-            raise
-        except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
-            internal = internal_error("http.internal_error", call.request.path, error)
-            return _refusal(call.request, internal, call.told)
+            except StokerError as error:
+                call.outcome = metrics.outcome_of(error)
+                span.failed(error)
+                answer = _refusal(request, error, call.told)
+            except ConnectionResetError:
+                call.outcome = "cancelled"
+                raise
+            except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
+                span.failed(error)
+                answer = _refusal(request, internal_error("http.internal_error", request.path, error), call.told)
+            span.set(otel.RESPONSE_STATUS, answer.status)
+            return answer
 
     async def _routed(self, call: Call) -> web.StreamResponse:
         request = call.request
@@ -123,13 +129,16 @@ class OpenAIServer:
             asked = await read_body(call.api, raw)
             call.deadline = call.arrived + seconds_allowed(request.headers, self._limits.request_s)
             call.stream = asked.stream
-            plan = await self._router.plan(
-                asked,
-                self._router.tenants.caller(request.headers, asked.priority),
-                policy=request.headers.get("x-stoker-policy", ""),
-                pinned=self._holder(asked.fields.get("previous_response_id")),
-                body=raw,
-            )
+            tracing.asked(call.span, call.request_id, asked)
+            with call.span.child("plan"):
+                plan = await self._router.plan(
+                    asked,
+                    self._router.tenants.caller(request.headers, asked.priority),
+                    policy=request.headers.get("x-stoker-policy", ""),
+                    pinned=self._holder(asked.fields.get("previous_response_id")),
+                    body=raw,
+                )
+            tracing.planned(call.span, plan)
             answer = self._continuing.continuations.begin(asked, plan, asked.fields)
             noted = None if answer is None else Noted(answer)
             sent = Sent(raw if noted is None else noted.asking(raw), asked, plan, self._send_tokens)
@@ -149,24 +158,27 @@ class OpenAIServer:
         """Try replicas until one answers; nothing has gone to the client before that."""
         if noted is not None:
             call.noted = noted.passed
-        headers = request_headers(call.request.headers, call.request_id)
+        headers = otel.carried(request_headers(call.request.headers, call.request_id), call.span)
         tried: frozenset[str] = frozenset()
         since = self._router.clock()
         while True:
-            with await self._board(call, plan, tried, since) as flight:
+            boarded = await self._board(call, plan, tried, since)
+            with boarded as flight, tracing.attempt(call.span, flight) as span:
                 decided = call.decided = flight.decided
                 relay = Relay(call, flight, self._limits)
                 broken: StokerError
                 may_retry = functools.partial(flight.may_retry, tried)
                 try:
-                    named = {**headers, **decided.target.headers}
+                    named = {**headers, **decided.target.headers, **span.headers}
                     body = await sent.to(decided.target)
                     opened = relay.open(self._engines, call.request.path_qs, body, named, tried, may_retry)
                     async with opened as upstream:
+                        span.set(otel.RESPONSE_STATUS, upstream.status)
                         if upstream.status not in _RETRIED_STATUSES or not flight.may_retry(tried):
                             return await self._relayed(call, relay, upstream, flight)
                         flight.erred()
                 except EngineFailed as error:
+                    span.failed(error)
                     flight.faulted()
                     self._found(decided.target.id, error)
                     broken = error
@@ -177,6 +189,7 @@ class OpenAIServer:
                         f"replica {decided.target.id} did not answer in time; ask for less, or allow more by "
                         "x-request-timeout (seconds)"
                     )
+                    span.failed(late)
                     if relay.engine_late:
                         flight.faulted()
                     if not relay.started:
@@ -206,7 +219,8 @@ class OpenAIServer:
     async def _board(self, call: Call, plan: Plan, tried: frozenset[str], since: float) -> Flight:
         try:
             async with asyncio.timeout_at(call.deadline):
-                return await self._router.board(plan, call.request_id, tried, since=since)
+                with tracing.waiting(call.span):
+                    return await self._router.board(plan, call.request_id, tried, since=since)
         except TimeoutError:
             raise no_room_in_time() from None
         except Unavailable:
@@ -261,7 +275,7 @@ class OpenAIServer:
         if target is None:
             raise NotFound(f"response {response_id} is not known to this router: only the one that answered knows it")
         call.api = RESPONSES
-        headers = request_headers(call.request.headers, call.request_id)
+        headers = otel.carried(request_headers(call.request.headers, call.request_id), call.span)
         async with self._admitted(call.request) as body:
             try:
                 async with asyncio.timeout(self._limits.idle_s):

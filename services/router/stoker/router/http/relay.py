@@ -12,6 +12,7 @@ from aiohttp import web
 
 from stoker.common.errors import StokerError
 from stoker.common.http1 import Broken, Exchange
+from stoker.common.otel import NOT_TRACED, Span
 from stoker.router import metrics
 from stoker.router.config import LimitsConfig
 from stoker.router.decisions.decided import Decided, told
@@ -43,6 +44,7 @@ class Call:
     """Sees the events of the answer as they pass, and returns them as they go out; None where nobody needs to."""
     decided: Decided | None = None
     """The last decision taken for it."""
+    span: Span = NOT_TRACED
 
     @property
     def told(self) -> dict[str, str]:

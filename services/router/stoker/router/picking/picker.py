@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.common import otel
 from stoker.common.errors import Exhausted
+from stoker.common.otel import Span
+from stoker.router import tracing
 from stoker.router.decisions.decided import Decided
 from stoker.router.fleet.pools import Target
 from stoker.router.flights.flight import Flight
@@ -21,6 +24,8 @@ from stoker.router.prompts.prompt import Asked
 from stoker.router.workers.siblings import Siblings
 
 MOST_ALTERNATIVES = 8
+_SPAN = "pick"
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +73,45 @@ class Picker:
         policy: str = "",
         wait_s: float | None = None,
         alternatives: int | None = None,
+        carrier: Mapping[str, str] = _NO_HEADERS,
     ) -> Picked | Coroutine[Any, Any, Picked]:
         """Choose, wait for room and count: at once where nothing has to be waited for.
 
         `wait_s` is the longest wait, None for as long as the queue lets it. Raises what a relayed request would get,
-        and Exhausted (HELD) when `wait_s` is over.
+        and Exhausted (HELD) when `wait_s` is over. `carrier` may have a trace context.
         """
+        span = otel.begin(_SPAN, carrier)
+        how = (asked, caller, request_id, policy, wait_s, alternatives)
+        return self._traced(span, *how) if span.recording else self._pick(*how)
+
+    async def _traced(
+        self,
+        span: Span,
+        asked: Asked,
+        caller: Caller,
+        request_id: str,
+        policy: str,
+        wait_s: float | None,
+        alternatives: int | None,
+    ) -> Picked:
+        with span:
+            tracing.asked(span, request_id, asked)
+            picked = self._pick(asked, caller, request_id, policy, wait_s, alternatives)
+            if not isinstance(picked, Picked):
+                with tracing.waiting(span):
+                    picked = await picked
+            tracing.decided(span, picked.decided)
+            return picked
+
+    def _pick(
+        self,
+        asked: Asked,
+        caller: Caller,
+        request_id: str,
+        policy: str,
+        wait_s: float | None,
+        alternatives: int | None,
+    ) -> Picked | Coroutine[Any, Any, Picked]:
         router = self._router
         admission = router.admit()
         plan = router.draft_at_once(asked, policy)

@@ -124,6 +124,7 @@ class PickRoutes:
             request_id_of(headers),
             policy=headers.get("x-stoker-policy", ""),
             wait_s=_wait(headers.get(WAIT_HEADER), seconds_allowed(headers, self._limits.request_s)),
+            carrier=headers,
         )
 
     async def _later(self, ask: Ask, coming: Coroutine[Any, Any, Picked] | None) -> Answer:
