@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from stoker.common.errors import Unavailable
-from stoker.router.core import homes
-from stoker.router.core.explanation import ALIKE_DIGITS, RANKS, Explanation
+from stoker.router.core import few, homes
+from stoker.router.core.explanation import ALIKE_DIGITS, RANKS, Columns
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.match import Match, match
 from stoker.router.core.panel import Panel
@@ -25,8 +25,6 @@ ROUND_ROBIN = "round_robin"
 POLICIES = (STOKER, ROUND_ROBIN)
 
 _ALIKE_S = 10.0**-ALIKE_DIGITS
-_MISSES = (Reason.SPILL, Reason.RING)
-_HOT = 32.0  # a prefix so many times as long as what nobody holds is copied in a ring order of its own
 
 
 def decide(
@@ -39,11 +37,18 @@ def decide(
     panel, panic = candidates(request, fleet, now)
     if policy == ROUND_ROBIN:
         return _round_robin(request, fleet, panel)
+    decision = few.decide(request, fleet, panel, now, panic=panic, explain=explain)
+    return decision or _by_columns(request, fleet, panel, now, rng, panic=panic, explain=explain)
+
+
+def _by_columns(
+    request: Request, fleet: Fleet, panel: Panel, now: float, rng: Random, *, panic: bool, explain: bool
+) -> Decision:
     weighed = weigh(request, fleet, panel, now, rng)
     best, opened = _choose(weighed, fleet)
     reason = _reason(best, weighed, opened)
     found = weighed.match
-    if reason in _MISSES and found.shown:
+    if reason in homes.MISSES and found.shown:
         best = _successor(best, request, weighed, fleet)
         reason = _reason(best, weighed, opened)
     cached = round(float(found.cached[best]))
@@ -187,7 +192,7 @@ def _successor(best: int, request: Request, weighed: Weighed, fleet: Fleet) -> i
     found, config = weighed.match, fleet.config
     unknown = max(0, request.prompt_tokens - request.block_size * found.deepest)
     held = max(found.exact.item(best), found.believed.item(best))
-    if request.block_size * (found.shown - held) <= _HOT * unknown:
+    if request.block_size * (found.shown - held) <= homes.HOT * unknown:
         return best
     margin = _ALIKE_S
     if best == weighed.home:
@@ -224,7 +229,7 @@ def _reason(best: int, weighed: Weighed, opened: bool) -> Reason:
     return Reason.RING if best == weighed.home else Reason.SPILL
 
 
-def _explained(weighed: Weighed, fleet: Fleet) -> Explanation:
+def _explained(weighed: Weighed, fleet: Fleet) -> Columns:
     found, size, panel, ring = weighed.match, weighed.block_size, weighed.panel, fleet.ring
     shown = fleet.index.known(panel.seats)
 
@@ -239,7 +244,7 @@ def _explained(weighed: Weighed, fleet: Fleet) -> Explanation:
 
     weights = (weighed.cost, weighed.load, weighed.weight)
     config = fleet.config
-    return Explanation(panel.ids, weights, config.floor_tokens, partial(_bound, weighed, config), evidence)
+    return Columns(panel.ids, weights, config.floor_tokens, partial(_bound, weighed, config), evidence)
 
 
 def _round_robin(request: Request, fleet: Fleet, panel: Panel) -> Decision:

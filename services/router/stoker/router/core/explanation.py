@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import overload
 
+from stoker.router.core.ring import Ring
 from stoker.router.core.seats import Floats
 from stoker.router.core.values import Candidate
 
@@ -15,64 +18,24 @@ ALIKE_DIGITS = 3
 
 
 class Explanation(Sequence[Candidate]):
-    """The candidates, best first. Few decisions are looked at: it keeps columns until somebody asks."""
+    """The candidates, best first: by cost, and by their places on the ring where that is the same."""
 
-    __slots__ = ("_bound", "_evidence", "_floor", "_ids", "_weights")
+    __slots__ = ("ids",)
 
-    def __init__(
-        self,
-        ids: tuple[str, ...],
-        weights: tuple[Floats, Floats, Floats],
-        floor: float,
-        bound: Callable[[], Floats],
-        evidence: Callable[[], tuple[tuple[Floats, ...], Mapping[int, int]]],
-    ) -> None:
-        """`weights` are the fields `cost`, `load` and `weight` of Candidate, by row.
-
-        No bound is below `floor`, in tokens. `bound` makes that one; `evidence` those from `exact` to `trust`, and
-        the places on the ring by row. Both must hold all that they need as it was.
-        """
-        self._ids = ids
-        self._weights = weights
-        self._floor = floor
-        self._bound = bound
-        self._evidence = evidence
-
-    @property
-    def ids(self) -> tuple[str, ...]:
+    def __init__(self, ids: tuple[str, ...]) -> None:
+        self.ids = ids
         """Every candidate's id; one object for as long as the same replicas may serve."""
-        return self._ids
 
+    @abstractmethod
     def _told(self) -> list[Candidate]:
-        cost, load, weight = self._weights
-        (exact, speculative, cached, trust), ranks = self._evidence()
-        views = map(
-            Candidate,
-            self._ids,
-            cost.tolist(),
-            load.tolist(),
-            weight.tolist(),
-            self._bound().tolist(),
-            exact.astype(int).tolist(),
-            speculative.astype(int).tolist(),
-            cached.tolist(),
-            trust.tolist(),
-            (ranks.get(row, RANKS) for row in range(len(self._ids))),
-        )
-        return sorted(views, key=lambda view: (round(view.cost, ALIKE_DIGITS), view.ring_rank))
+        """Return the candidates in their order."""
 
+    @abstractmethod
     def cheapest(self, count: int) -> list[str]:
         """Return the first few ids of those that were open, by cost alone: cheaper than telling all."""
-        cost, load, weight = self._weights
-        tokens = load + weight
-        if tokens.max() <= self._floor:
-            return [self._ids[row] for row in cost.argsort(kind="stable")[:count].tolist()]
-        opened = (tokens <= self._bound()).nonzero()[0]
-        ranked = opened[cost[opened].argsort(kind="stable")[:count]]
-        return [self._ids[row] for row in ranked.tolist()]
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
 
     def __iter__(self) -> Iterator[Candidate]:
         return iter(self._told())
@@ -88,3 +51,83 @@ class Explanation(Sequence[Candidate]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class Columns(Explanation):
+    """Told one by one only to those who ask. Few decisions are looked at: it keeps columns until somebody does."""
+
+    __slots__ = ("_bound", "_evidence", "_floor", "_weights")
+
+    def __init__(
+        self,
+        ids: tuple[str, ...],
+        weights: tuple[Floats, Floats, Floats],
+        floor: float,
+        bound: Callable[[], Floats],
+        evidence: Callable[[], tuple[tuple[Floats, ...], Mapping[int, int]]],
+    ) -> None:
+        """`weights` are the fields `cost`, `load` and `weight` of Candidate, by row.
+
+        No bound is below `floor`, in tokens. `bound` makes that one; `evidence` those from `exact` to `trust`, and
+        the places on the ring by row. Both must hold all that they need as it was.
+        """
+        super().__init__(ids)
+        self._weights = weights
+        self._floor = floor
+        self._bound = bound
+        self._evidence = evidence
+
+    def _told(self) -> list[Candidate]:
+        cost, load, weight = self._weights
+        (exact, speculative, cached, trust), ranks = self._evidence()
+        views = map(
+            Candidate,
+            self.ids,
+            cost.tolist(),
+            load.tolist(),
+            weight.tolist(),
+            self._bound().tolist(),
+            exact.astype(int).tolist(),
+            speculative.astype(int).tolist(),
+            cached.tolist(),
+            trust.tolist(),
+            (ranks.get(row, RANKS) for row in range(len(self.ids))),
+        )
+        return sorted(views, key=_preference)
+
+    def cheapest(self, count: int) -> list[str]:
+        """Return the first few ids of those that were open, by cost alone: two sums and one sort."""
+        cost, load, weight = self._weights
+        tokens = load + weight
+        if tokens.max() <= self._floor:
+            return [self.ids[row] for row in cost.argsort(kind="stable")[:count].tolist()]
+        opened = (tokens <= self._bound()).nonzero()[0]
+        ranked = opened[cost[opened].argsort(kind="stable")[:count]]
+        return [self.ids[row] for row in ranked.tolist()]
+
+
+class Rows(Explanation):
+    """Of a few, who are all there but for their places on the ring."""
+
+    __slots__ = ("_candidates", "_key", "_ring")
+
+    def __init__(self, ids: tuple[str, ...], candidates: Sequence[Candidate], ring: Ring, key: int) -> None:
+        """`key` is the one by which the ring was asked."""
+        super().__init__(ids)
+        self._candidates = candidates
+        self._ring = ring
+        self._key = key
+
+    def _told(self) -> list[Candidate]:
+        ranks = {name: rank for rank, name in enumerate(islice(self._ring.order(self._key), RANKS))}
+        views = [each._replace(ring_rank=ranks.get(each.replica, RANKS)) for each in self._candidates]
+        return sorted(views, key=_preference)
+
+    def cheapest(self, count: int) -> list[str]:
+        """Return the first few ids of those that were open, by cost alone."""
+        opened = sorted((each.cost, row) for row, each in enumerate(self._candidates) if each.open)
+        return [self.ids[row] for _, row in opened[:count]]
+
+
+def _preference(view: Candidate) -> tuple[float, int]:
+    return round(view.cost, ALIKE_DIGITS), view.ring_rank

@@ -7,6 +7,7 @@ ring is asked at several depths that double: whatever two prompts share, they ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from random import Random
 
@@ -17,7 +18,11 @@ from stoker.router.core.fleet import Fleet
 from stoker.router.core.match import Match
 from stoker.router.core.panel import Panel
 from stoker.router.core.seats import Floats
-from stoker.router.core.values import Request
+from stoker.router.core.values import Reason, Request
+
+MISSES = (Reason.SPILL, Reason.RING)
+HOT = 32.0
+"""A prefix so many times as long as what nobody holds is copied in a ring order of its own."""
 
 
 def unseen(fleet: Fleet, panel: Panel, found: Match) -> Floats | None:
@@ -38,9 +43,14 @@ def key(request: Request, found: Match, unseen: Floats | None, rng: Random) -> i
     keys = request.keys
     if not keys:
         return request.session or rng.getrandbits(64)
-    if unseen is not None and 2.0 * unseen.sum() > len(unseen):
-        return keys[_deepest(len(keys)) - 1]
-    return keys[min(found.shown, len(keys) - 1)]
+    return key_of(keys, found.shown, blind=unseen is not None and bool(2.0 * unseen.sum() > len(unseen)))
+
+
+def key_of(keys: Sequence[int], shown: int, *, blind: bool) -> int:
+    """Return the same of some keys, of which digests show so many; `blind` where most digests are unseen."""
+    if blind:
+        return keys[(1 << (len(keys).bit_length() - 1)) - 1]
+    return keys[min(shown, len(keys) - 1)]
 
 
 def row(key: int, fleet: Fleet, panel: Panel) -> int | None:
@@ -51,18 +61,21 @@ def row(key: int, fleet: Fleet, panel: Panel) -> int | None:
     return next((panel.rows[name] for name in islice(fleet.ring.order(key), RANKS) if name in panel.rows), None)
 
 
-def depths(request: Request, fleet: Fleet, panel: Panel) -> Floats:
-    """Return how many tokens of the prompt each candidate is the home of."""
-    column = np.zeros(len(panel))
+def tokens(request: Request, fleet: Fleet, panel: Panel) -> dict[int, int]:
+    """Return how many tokens of the prompt candidates are the homes of, by row."""
+    found: dict[int, int] = {}
     depth = 1
     while depth <= len(request.keys):
         home = row(request.keys[depth - 1], fleet, panel)
         if home is not None:
-            column[home] = depth * request.block_size
+            found[home] = depth * request.block_size
         depth *= 2
+    return found
+
+
+def depths(request: Request, fleet: Fleet, panel: Panel) -> Floats:
+    """Return the same as a column."""
+    column = np.zeros(len(panel))
+    for home, length in tokens(request, fleet, panel).items():
+        column[home] = length
     return column
-
-
-def _deepest(blocks: int) -> int:
-    """Return the largest power of two that is no more than `blocks`."""
-    return 1 << (blocks.bit_length() - 1)

@@ -146,6 +146,10 @@ class BlockIndex:
         self._heard = widened(self._heard, self._seats.width, _NOWHERE)
         return self._heard[seats] < _NOWHERE
 
+    def known_rows(self, seats: Ints) -> list[bool]:
+        """Return the same, one by one."""
+        return [False] * len(seats) if not self.told else self.known(seats).tolist()
+
     def _heard_at(self, replica: str) -> float:
         slots = (index.slots.get(replica) for index in self._tiers.values())
         return min((slot.heard_at for slot in slots if slot is not None), default=_NOWHERE)

@@ -34,12 +34,16 @@ class Ramp:
         """Forget a replica."""
         self.put(replica, None)
 
+    def warms(self, now: float) -> bool:
+        """Return whether any replica may still be warming up."""
+        return now - self._latest < self._ramp_s
+
     def warmth(self, seats: Ints, now: float) -> Floats | None:
         """Return how warm those on some seats are beside the warmest of them; None where all are alike.
 
         Where all begin together, none is spared.
         """
-        if now - self._latest >= self._ramp_s:
+        if not self.warms(now):
             return None
         part = np.maximum(0.0, np.minimum(1.0, (now - self._ready_at[seats]) / self._ramp_s))
         column: Floats = self._start + (1.0 - self._start) * part
