@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 
@@ -46,6 +46,15 @@ class Demand:
     def none(self) -> bool:
         """Nothing is asked."""
         return not (self.arrivals_per_s or self.uncached_tokens_per_s or self.decode_tokens_per_s)
+
+    def times(self, factor: float) -> Demand:
+        """So much more of the same."""
+        return replace(
+            self,
+            arrivals_per_s=factor * self.arrivals_per_s,
+            uncached_tokens_per_s=factor * self.uncached_tokens_per_s,
+            decode_tokens_per_s=factor * self.decode_tokens_per_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.scaler.core.policies import concurrency, saturation, slo
+from stoker.scaler.core.policies import concurrency, forecast, saturation, slo
 from stoker.scaler.core.policy import Kind, Policy
 from stoker.scaler.core.signals import History
 from stoker.scaler.core.values import Need, Reason
@@ -11,6 +11,7 @@ _NEEDS = {
     Kind.CONCURRENCY: concurrency.need,
     Kind.SATURATION: saturation.need,
     Kind.SLO: slo.need,
+    Kind.FORECAST: forecast.need,
 }
 
 

@@ -1,0 +1,164 @@
+"""What a load will be at most within the next minutes, from its own past.
+
+Three forecasters: `last` (it stays as it is), `trend` (the slope of the last minutes goes on, damped and bounded) and
+`season` (what followed at this hour on earlier days, at today's level). Each is tried on the last hour; the one with
+the least pinball loss at the wanted quantile is used, and that quantile of what it missed is added. So a load that
+has no season, or has lost it, is not forecast by one.
+
+Sources: seasonal-naive and damped trends as in R. J. Hyndman, G. Athanasopoulos, "Forecasting: Principles and
+Practice", 3rd ed., §5.2 and §8.2; the slope is Theil and Sen's, the median over pairs, which one burst does not turn;
+pinball loss and the quantile of residuals as in §5.5 and §5.9.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.scaler.core.signals import Minute
+
+Series = NDArray[np.float64]
+
+MINUTE_S = 60.0
+TRIED = 60
+"""Minutes on which forecasters are tried."""
+LEAST_TRIED = 5
+_SLOPE = 8
+"""Minutes that tell a trend."""
+_LEVEL = 20
+"""Minutes that tell today's level beside that of earlier days."""
+_DAMPING = 0.9
+"""Share of the slope that is left after each minute."""
+_BOUND = 2.0
+"""A trend neither doubles the load further than this, nor makes it negative."""
+_RATIO = 3.0
+"""Today's level is at most so many times that of an earlier day, or its inverse."""
+_BEYOND = 1.25
+"""What was missed lately lifts nothing further than this above all that was seen or forecast."""
+_DAYS = 7
+_KNOWN = 0.9
+"""Share of the minutes of a stretch that must be known."""
+_PAIRS = np.array(list(combinations(range(_SLOPE), 2)))
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The highest load expected within the horizon, at the wanted quantile, in the unit of the load."""
+
+    expected: float
+    method: str = "last"
+    missed: float = 0.0
+    """What was added for what it missed lately, as a share."""
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """Of each forecaster that could be tried, on the last hour."""
+
+
+def highest(
+    minutes: Sequence[Minute],
+    load: Callable[[Minute], float],
+    now_wall: float,
+    current: float,
+    ahead_s: float,
+    *,
+    season_s: float,
+    quantile: float,
+) -> Forecast:
+    """The highest load from now until `ahead_s` seconds ahead; `current` is what it is now.
+
+    With less than some minutes of history, or when the last of them is long past, it is `current`.
+    """
+    if not minutes or not 0.0 <= now_wall - minutes[-1].at <= 5 * MINUTE_S:
+        return Forecast(current)
+    horizon = max(1, math.ceil((now_wall + ahead_s - minutes[-1].at - MINUTE_S) / MINUTE_S))
+    past = TRIED + max(_SLOPE, _LEVEL) + horizon
+    end = minutes[-1].at
+    first = max(minutes[0].at, end - (past - 1) * MINUTE_S)
+    recent = _stretch(minutes, load, first, round((end - first) / MINUTE_S) + 1)
+    if recent is None or len(recent) < _SLOPE + horizon + LEAST_TRIED:
+        return Forecast(current)
+    days = []
+    for day in range(1, _DAYS + 1):
+        earlier = first - day * season_s
+        stretch = _stretch(minutes, load, earlier, len(recent) + horizon) if earlier >= minutes[0].at else None
+        if stretch is not None:
+            days.append(stretch)
+
+    forecasts = {"last": recent, "trend": _trend(recent, horizon)}
+    if days:
+        forecasts["season"] = np.median([_season(recent, day, horizon) for day in days], axis=0)
+    return _best(recent, forecasts, current, horizon, quantile)
+
+
+def _best(recent: Series, forecasts: Mapping[str, Series], current: float, horizon: int, quantile: float) -> Forecast:
+    """The forecaster that did best in the last hour. Each forecast is by origin: the highest load expected after."""
+    tried = min(TRIED, len(recent) - horizon - _SLOPE)
+    origins = np.arange(len(recent) - horizon - tried, len(recent) - horizon)
+    came = np.max([recent[origins + step] for step in range(1, horizon + 1)], axis=0)
+    least = max(1e-9, 0.1 * float(recent.mean()))
+    losses, missed = {}, {}
+    for name, forecast in forecasts.items():
+        expected = np.maximum(forecast[origins], least)
+        missed[name] = float(np.quantile((came - expected) / expected, quantile))
+        off = came - expected * (1.0 + missed[name])
+        losses[name] = float(np.mean(np.maximum(quantile * off, (quantile - 1.0) * off)))
+    method = min(losses, key=lambda name: losses[name])
+    latest = current if method == "last" else float(forecasts[method][-1])
+    if method == "trend":
+        latest += current - float(recent[-1])
+    most = _BEYOND * max(latest, current, float(recent.max()))
+    return Forecast(min(most, max(0.0, latest) * (1.0 + missed[method])), method, missed[method], losses)
+
+
+def _trend(recent: Series, horizon: int) -> Series:
+    """The load where the slope of the minutes up to each origin leads; the load itself where it falls."""
+    expected = recent.copy()
+    windows = np.lib.stride_tricks.sliding_window_view(recent, _SLOPE)
+    later, earlier = _PAIRS[:, 1], _PAIRS[:, 0]
+    slopes = np.median((windows[:, later] - windows[:, earlier]) / (later - earlier), axis=1)
+    minutes = _DAMPING * (1.0 - _DAMPING**horizon) / (1.0 - _DAMPING)
+    level = recent[_SLOPE - 1 :]
+    expected[_SLOPE - 1 :] = np.clip(level + np.maximum(0.0, slopes) * minutes, 0.0, _BOUND * level)
+    return expected
+
+
+def _season(recent: Series, day: Series, horizon: int) -> Series:
+    """The highest load that followed each origin on an earlier day, times how much more there is today. The earlier
+    day reaches `horizon` further than `recent`."""
+    size = len(recent)
+    followed = np.max([day[step : step + size] for step in range(1, horizon + 1)], axis=0)
+    today, then = _running_mean(recent, _LEVEL), _running_mean(day[:size], _LEVEL)
+    tiny = 1e-9 + 1e-3 * float(day.mean())
+    return np.asarray(followed * np.clip((today + tiny) / (then + tiny), 1.0 / _RATIO, _RATIO))
+
+
+def _running_mean(values: Series, width: int) -> Series:
+    """The mean of the last `width` values up to each, of fewer at the beginning."""
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(0, ends - width)
+    return np.asarray((sums[ends] - sums[begins]) / (ends - begins))
+
+
+def _stretch(minutes: Sequence[Minute], load: Callable[[Minute], float], first: float, size: int) -> Series | None:
+    """The loads of `size` minutes from the wall-clock second `first` on, gaps filled with what was before; None where
+    too many are unknown."""
+    values = np.full(size, np.nan)
+    place = bisect_left(minutes, first - MINUTE_S / 2, key=lambda minute: minute.at)
+    while place < len(minutes):
+        index = round((minutes[place].at - first) / MINUTE_S)
+        if index >= size:
+            break
+        values[index] = load(minutes[place])
+        place += 1
+    known = ~np.isnan(values)
+    if known.sum() < _KNOWN * size:
+        return None
+    filled = np.maximum.accumulate(np.where(known, np.arange(size), 0))
+    filled = np.where(known[filled], filled, int(np.argmax(known)))
+    return np.asarray(values[filled])

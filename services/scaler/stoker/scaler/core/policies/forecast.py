@@ -1,0 +1,76 @@
+"""The count for the demand that is expected when a replica started now would be ready.
+
+What is forecast is the load in busy replicas, prefill and decode together; the demand of now is scaled by how much
+higher that is expected to be. Never less than the demand of now: what falls is seen soon enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from stoker.scaler.core import forecasting
+from stoker.scaler.core.model import Demand
+from stoker.scaler.core.policies import slo
+from stoker.scaler.core.policy import Policy
+from stoker.scaler.core.signals import Capacity, History, Minute
+from stoker.scaler.core.values import Need, Reason
+
+_STARTUP_S = 60.0
+"""Assumed as long as no start was measured."""
+
+
+def need(policy: Policy, history: History, now: float) -> Need:
+    """The count for the highest demand within the time of a start."""
+    demand, missing = slo.measured(policy.slo, history, now)
+    if demand is None:
+        return Need(None, Reason.UNKNOWN, missing)
+    startup = history.startup
+    ahead_s = next((s for s in (startup.p95_s, startup.p50_s) if s is not None), _STARTUP_S)
+    load = _load(history.capacity)
+    current = load(_minute(history.now_wall, demand))
+    forecast = forecasting.highest(
+        history.minutes,
+        load,
+        history.now_wall,
+        current,
+        ahead_s,
+        season_s=policy.forecast.season_s,
+        quantile=policy.forecast.quantile,
+    )
+    expected = _expected(history, demand, load, current, forecast.expected)
+    answer = slo.answer(policy, history, now, expected, Reason.FORECAST)
+    told = {f"loss_{name}": loss for name, loss in forecast.losses.items()}
+    numbers = {"ahead_s": ahead_s, "load": current, "expected_load": forecast.expected, "missed": forecast.missed}
+    return replace(answer, numbers={**answer.numbers, **numbers, **told})
+
+
+def _load(capacity: Capacity) -> Callable[[Minute], float]:
+    """Replicas kept busy by a minute's demand; requests a second where nothing is measured yet."""
+    prefill, sequence_s = capacity.prefill_tokens_per_s, capacity.sequence_s
+
+    def load(minute: Minute) -> float:
+        uncached = minute.prefill_tokens_per_s * (1.0 - minute.hit_rate)
+        busy = (uncached / prefill if prefill else 0.0) + minute.decode_tokens_per_s * (sequence_s or 0.0)
+        return busy if prefill or sequence_s else minute.arrivals_per_s
+
+    return load
+
+
+def _minute(wall: float, demand: Demand) -> Minute:
+    return Minute(wall, demand.arrivals_per_s, demand.uncached_tokens_per_s, demand.decode_tokens_per_s, 0.0)
+
+
+def _expected(
+    history: History, demand: Demand, load: Callable[[Minute], float], current: float, expected: float
+) -> Demand:
+    """The demand at the expected load: that of now, grown; that of the last busy minute where there is none now."""
+    if expected <= current:
+        return demand
+    if current > 0.0:
+        return demand.times(expected / current)
+    for minute in reversed(history.minutes[-forecasting.TRIED :]):
+        if (then := load(minute)) > 0.0:
+            uncached = minute.prefill_tokens_per_s * (1.0 - minute.hit_rate)
+            return Demand(minute.arrivals_per_s, uncached, minute.decode_tokens_per_s).times(expected / then)
+    return demand
