@@ -12,8 +12,10 @@ from stoker.common.errors import Unavailable
 from stoker.etcd import EtcdClient, KeyValue, Snapshot, Watch
 from stoker.registry import metrics
 from stoker.registry.agents import AgentStream
+from stoker.registry.announcers import AnnounceStream
 from stoker.registry.config import RegistryConfig
 from stoker.registry.core import keys
+from stoker.registry.core.demand import DemandStore
 from stoker.registry.core.digests import DigestStore, Outcome, Series
 from stoker.registry.core.expiry import ExpiryGuard
 from stoker.registry.core.fleet import Entry, FleetState, Step
@@ -37,6 +39,7 @@ class Hub:
         self.state = FleetState(guard)
         self.digests = DigestStore(config.limits.digest_keys)
         self.loads = LoadStore()
+        self.demand = DemandStore()
         self.synced = asyncio.Event()
         """Set once etcd's records are here."""
         self.settled = asyncio.Event()
@@ -49,6 +52,7 @@ class Hub:
         self._released: Change = Change()
         self._watch: Watch | None = None
         self._agents: dict[str, AgentStream] = {}
+        self._routers: dict[str, AnnounceStream] = {}
         self._watchers: set[WatcherStream] = set()
         limits = config.watch.max_watchers, config.watch.max_watchers_per_host
         self._watches, self._announces = Shares(*limits), Shares(*limits)
@@ -224,10 +228,27 @@ class Hub:
         self._announces.take(host)
         metrics.ANNOUNCERS.inc()
 
-    def close_announce(self, host: str) -> None:
-        """The router is gone."""
+    def close_announce(self, host: str, stream: AnnounceStream | None = None) -> None:
+        """The router is gone, and its demand is no more unless another stream of it goes on."""
         self._announces.give_back(host)
         metrics.ANNOUNCERS.dec()
+        if stream is not None and self._routers.get(stream.router_id) is stream:
+            del self._routers[stream.router_id]
+            if (gone := self.demand.gone(stream.router_id)) is not None:
+                self._tell_demand(gone)
+
+    def take_demand(self, stream: AnnounceStream, report: registry_pb2.RouterDemand) -> None:
+        """Keep what demand a router sees, and tell watchers of it."""
+        self._routers[stream.router_id] = stream
+        news = self.demand.offer(report, _now())
+        if news is not None:
+            self._tell_demand(news)
+
+    def _tell_demand(self, report: registry_pb2.RouterDemand) -> None:
+        now = _now()
+        for watcher in self._watchers:
+            if watcher.outflow.demand(report, now):
+                watcher.wake()
 
     def pass_on(self, batch: registry_pb2.Dispatches) -> None:
         """Tell watchers what a router dispatched; kept nowhere."""

@@ -13,6 +13,7 @@ WATCH_COALESCED = Counter(
 ANNOUNCERS = Gauge("stoker_registry_announcers", "Routers that announce their dispatches here.")
 DISPATCHES = Counter("stoker_registry_dispatches_total", "Dispatches announced by routers.")
 DISPATCHES_REFUSED = Counter("stoker_registry_dispatches_refused_total", "Dispatches that were malformed.")
+DEMAND_REFUSED = Counter("stoker_registry_demand_refused_total", "Reports of demand that were malformed.")
 DISPATCH_BATCHES_DROPPED = Counter(
     "stoker_registry_dispatch_batches_dropped_total", "Batches of dispatches that a slow watcher never got."
 )

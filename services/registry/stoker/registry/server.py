@@ -97,15 +97,16 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     async def Announce(  # noqa: N802
         self, request_iterator: AsyncIterator[registry_pb2.AnnounceRequest], context: Context
     ) -> registry_pb2.AnnounceResponse:
-        """A router's stream of dispatches."""
+        """A router's stream of dispatches and demand."""
         self._hub.require_synced()
         host = _host(context)
         self._hub.open_announce(host)
+        stream = AnnounceStream(self._hub)
         try:
             await context.send_initial_metadata(())
-            await AnnounceStream(self._hub).listen(request_iterator)
+            await stream.listen(request_iterator)
         finally:
-            self._hub.close_announce(host)
+            self._hub.close_announce(host, stream)
         return registry_pb2.AnnounceResponse()
 
     # People and scripts

@@ -88,6 +88,9 @@ class WatcherStream:
         revision = self.outflow.told_revision = state.revision
         self.outflow.load(self._hub.loads.all())
         self.outflow.tell_all(self._hub.digests.series())
+        now = self._now()
+        for report in self._hub.demand.all(now):
+            self.outflow.demand(report, now)
         for piece in records.pack_pieces(wanted, revision, PIECE_BYTES):
             yield registry_pb2.WatchResponse(snapshot=piece)
         yield registry_pb2.WatchResponse(

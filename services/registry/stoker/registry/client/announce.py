@@ -1,10 +1,11 @@
-"""A router's stream of dispatches to one registry, which passes them on to the other routers."""
+"""A router's stream to one registry: its dispatches for the other routers, and the demand it sees."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import grpc
 import structlog
@@ -16,6 +17,7 @@ from stoker.common.blocks import pack_keys
 from stoker.common.errors import InvalidRequest
 from stoker.common.tls import Tls
 from stoker.registry.core import rendezvous
+from stoker.registry.core.demand import MAX_MODELS
 from stoker.registry.core.dispatches import MAX_DISPATCHES, MAX_KEYS, MAX_TOKENS, QUEUE_BYTES, DropOldest, aged_ms
 from stoker.registry.core.places import Places
 
@@ -29,12 +31,18 @@ _SPREAD_S = 0.05
 # After this the load is in reports and the digest shows the blocks, or soon will.
 _WORTHLESS_S = 2.0
 _BATCH_BYTES = 512 * 1024
+_DEMAND_EVERY_S = 1.0
+# Of demand that does not change, watchers hear at least this often: they take silence for an end.
+_WHOLE_EVERY = 10
 
+Demands = Callable[[bool], Iterable[registry_pb2.Demand]]
+"""Demand by model: what changed since the last call, or with True all of it."""
 _Call = grpc.aio.StreamUnaryCall[registry_pb2.AnnounceRequest, registry_pb2.AnnounceResponse]
 
 
 class DispatchAnnouncer:
-    """Tells the other routers, through one registry of `endpoints`, what this one has just dispatched.
+    """Tells the other routers, through one registry of `endpoints`, what this one has just dispatched, and those who
+    scale what `demand` it sees: each second what changed, all of it at least each ten.
 
     `announce` never waits and never fails. What waits is bounded: the oldest give way, and what no registry took
     within 2 s is not told at all; nothing depends on it. Batches of `batch_s` seconds. The registries are tried
@@ -49,6 +57,7 @@ class DispatchAnnouncer:
         *,
         batch_s: float = 0.02,
         queue_bytes: int = QUEUE_BYTES,
+        demand: Demands | None = None,
         tls: Tls | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -61,6 +70,9 @@ class DispatchAnnouncer:
         """Dispatches handed to a registry so far."""
         self._endpoints = rendezvous.order(router_id, endpoints)
         self._batch_s = batch_s
+        self._demand = demand
+        self._began_ns = time.time_ns()
+        self._reports = 0
         self._tls = tls
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._backoff = Backoff(first_s=0.1, max_s=3.0)
@@ -175,14 +187,42 @@ class DispatchAnnouncer:
             await asyncio.gather(ended, writing, return_exceptions=True)
 
     async def _write_all(self, call: _Call) -> None:
+        loop = asyncio.get_running_loop()
+        due, told = loop.time() if self._demand is not None else float("inf"), 0
         while True:
-            await self._wake.wait()
-            await asyncio.sleep(self._batch_s)
-            self._wake.clear()
-            for request in self._batches(asyncio.get_running_loop().time()):
+            await self._something(due)
+            requests = list(self._batches(loop.time()))
+            if loop.time() >= due:
+                requests += self._demanded(whole=told % _WHOLE_EVERY == 0)
+                due, told = loop.time() + _DEMAND_EVERY_S, told + 1
+            for request in requests:
                 async with asyncio.timeout(_WRITE_S):
                     await call.write(request)
                 self.sent += len(request.dispatches)
+
+    async def _something(self, due: float) -> None:
+        """Wait for dispatches, a batch of them, or until `due` by the loop's clock."""
+        try:
+            async with asyncio.timeout_at(None if due == float("inf") else due):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(self._batch_s)
+        self._wake.clear()
+
+    def _demanded(self, *, whole: bool) -> Iterator[registry_pb2.AnnounceRequest]:
+        """What demand there is; one message without any where there is none, as a sign of life."""
+        try:
+            models = list(self._demand(whole)) if self._demand is not None else []
+        except Exception:  # what cannot be counted must not silence the dispatches
+            log.exception("announce.demand_not_counted")
+            return
+        for start in range(0, max(1, len(models)), MAX_MODELS):
+            self._reports += 1
+            report = registry_pb2.RouterDemand(
+                began_ns=self._began_ns, sequence=self._reports, demand=models[start : start + MAX_MODELS]
+            )
+            yield registry_pb2.AnnounceRequest(router_id=self.router_id, demand=report)
 
     def _batches(self, now: float) -> Iterator[registry_pb2.AnnounceRequest]:
         batch, size = registry_pb2.AnnounceRequest(router_id=self.router_id), 0

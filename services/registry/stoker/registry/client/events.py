@@ -51,7 +51,22 @@ class DispatchesSeen:
     dispatches: tuple[registry_pb2.Dispatch, ...]
 
 
-FleetEvent = RecordsChanged | LoadChanged | DigestChanged | SourceChanged | DispatchesSeen
+@dataclass(frozen=True)
+class DemandSeen:
+    """Demand that one router sees, counted from `began_ns` on; what changed, by model, or with `gone` perhaps none.
+
+    Another `began_ns` means that the router's counters began anew. `gone`: no registry hears it now; it may come
+    back and count on. A router that says nothing for 30 s has ended, whatever was said of it.
+    """
+
+    router_id: str
+    began_ns: int
+    demand: tuple[registry_pb2.Demand, ...]
+    gone: bool
+    age_s: float
+
+
+FleetEvent = RecordsChanged | LoadChanged | DigestChanged | SourceChanged | DispatchesSeen | DemandSeen
 
 
 @dataclass(frozen=True)

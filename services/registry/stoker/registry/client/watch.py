@@ -16,6 +16,7 @@ from stoker.common.backoff import Backoff
 from stoker.common.errors import InvalidRequest
 from stoker.common.tls import Tls
 from stoker.registry.client.events import (
+    DemandSeen,
     DigestChanged,
     DispatchesSeen,
     FleetEvent,
@@ -24,6 +25,7 @@ from stoker.registry.client.events import (
     SourceChanged,
 )
 from stoker.registry.core import records
+from stoker.registry.core.demand import DemandMerge
 from stoker.registry.core.merge import Change, DigestMerge, FleetView, LoadMerge, Verdict
 from stoker.registry.core.records import Kind, Name, Record
 
@@ -93,6 +95,7 @@ class FleetWatch:
         self._tasks: list[asyncio.Task[None]] = []
         self._loads = LoadMerge()
         self._digests = DigestMerge()
+        self._demand = DemandMerge()
         self.view = FleetView()
         """All records of the topics asked for, as of the events already queued."""
         self.synced = asyncio.Event()
@@ -211,6 +214,12 @@ class FleetWatch:
                 for name in records.unpack_removals(message.removals):
                     source.upserts.pop(name, None)
                     source.removals[name] = None
+            case "freshness":
+                return self._freshness(source, message.freshness)
+        return self._soft(source, message)
+
+    def _soft(self, source: _Source, message: registry_pb2.WatchResponse) -> list[FleetEvent]:
+        match message.WhichOneof("message"):
             case "load":
                 loads = tuple(
                     load for load in message.load.loads if self._loads.offer(source.endpoint, load, self._owns)
@@ -225,8 +234,10 @@ class FleetWatch:
                 seen = message.dispatches
                 own = seen.router_id == self._request.watcher
                 return [] if own else [DispatchesSeen(seen.router_id, tuple(seen.dispatches))]
-            case "freshness":
-                return self._freshness(source, message.freshness)
+            case "demand":
+                told = message.demand
+                taken = self._demand.offer(source.endpoint, told)
+                return [_demand_seen(told)] if taken else []
         return []
 
     def _snapshot(self, source: _Source, revision: int) -> list[FleetEvent]:
@@ -270,3 +281,7 @@ class FleetWatch:
         replica = self.view.replicas.get(replica_id)
         source = self._sources.get(endpoint)
         return replica is not None and source is not None and source.owns(replica.node_id)
+
+
+def _demand_seen(told: registry_pb2.RouterDemand) -> DemandSeen:
+    return DemandSeen(told.router_id, told.began_ns, tuple(told.demand), told.gone, told.age_ms / 1000)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from stoker.api.registry.v1 import registry_pb2
 from stoker.registry.core import records
+from stoker.registry.core.demand import Standing
 from stoker.registry.core.digests import Series
 from stoker.registry.core.dispatches import DropOldest, aged_ms
 from stoker.registry.core.merge import Change
@@ -34,6 +35,7 @@ class Interest:
     load: bool
     digests: bool
     dispatches: bool
+    demand: bool
     deployments: frozenset[str]
     """Empty for all."""
     watcher: str = ""
@@ -47,6 +49,7 @@ class Interest:
             load=registry_pb2.TOPIC_LOAD in topics,
             digests=registry_pb2.TOPIC_DIGESTS in topics,
             dispatches=registry_pb2.TOPIC_DISPATCHES in topics,
+            demand=registry_pb2.TOPIC_DEMAND in topics,
             deployments=frozenset(request.deployments),
             watcher=request.watcher,
         )
@@ -88,10 +91,12 @@ class Outflow:
     _digests: deque[registry_pb2.DigestUpdate] = field(default_factory=deque)
     _digest_bytes: int = 0
     _dispatches: DropOldest[registry_pb2.Dispatches] = field(default_factory=DropOldest)
+    _demand: dict[str, Standing] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         records_wait = self._upserts or self._removals
-        return bool(records_wait or self._loads or self._digests or self.untold or self._dispatches)
+        soft_waits = self._loads or self._digests or self.untold or self._dispatches or self._demand
+        return bool(records_wait or soft_waits)
 
     @property
     def dispatches_dropped(self) -> int:
@@ -165,6 +170,20 @@ class Outflow:
         self._dispatches.put(batch, now)
         return True
 
+    def demand(self, report: registry_pb2.RouterDemand, now: float) -> bool:
+        """What a router's demand is; False when this watcher does not want to hear of it."""
+        if not self.interest.demand:
+            return False
+        wanted = [each for each in report.demand if self._covers_any(each.deployments)]
+        if not wanted and not report.gone:
+            return False
+        waiting = self._demand.setdefault(report.router_id, Standing(report.router_id))
+        waiting.take(report, wanted, now - report.age_ms / 1000)
+        return True
+
+    def _covers_any(self, deployments: Iterable[str]) -> bool:
+        return not self.interest.deployments or any(name in self.interest.deployments for name in deployments)
+
     def take_records(self) -> list[registry_pb2.WatchResponse]:
         """Changed records, as messages that take effect together with the Freshness that must follow."""
         upserts, self._upserts = self._upserts, {}
@@ -180,7 +199,7 @@ class Outflow:
         return messages
 
     def take_soft(self, now: float = 0.0) -> Iterator[registry_pb2.WatchResponse]:
-        """Loads, digest steps and dispatches that wait now; dispatches are as much older as they waited."""
+        """Loads, digest steps, dispatches and demand that wait now; the last two are as much older as they waited."""
         loads, self._loads = self._loads, {}
         digests, self._digests = self._digests, deque()
         self._digest_bytes = 0
@@ -193,6 +212,10 @@ class Outflow:
             for dispatch in message.dispatches.dispatches:
                 dispatch.age_ms = aged_ms(dispatch.age_ms, since, now)
             yield message
+        demand, self._demand = self._demand, {}
+        for standing in demand.values():
+            for report in standing.messages(now):
+                yield registry_pb2.WatchResponse(demand=report)
 
     def take_untold(self) -> Series | None:
         """The next series to tell as a snapshot; steps from now on follow that snapshot."""

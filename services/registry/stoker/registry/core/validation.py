@@ -9,7 +9,9 @@ from typing import Any
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2
+from stoker.common import log_buckets
 from stoker.common.errors import FieldViolation, InvalidRequest
+from stoker.registry.core.demand import MAX_MODELS
 from stoker.registry.core.dispatches import MAX_AGE_MS, MAX_DISPATCHES, MAX_KEYS, MAX_TOKENS
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -44,6 +46,8 @@ ROLES = ("planner", "scaler")
 """What there is to lead."""
 
 MAX_LOAD_AGE_MS = 3_600_000
+_MAX_MODEL_BYTES = 512
+_MAX_DEPLOYMENTS = 64
 
 # Far above what one replica can have, far below what spoils a sum. Counters go on for years.
 _REQUESTS, _TOKENS, _EVER = 1e6, 1e9, 1e15
@@ -70,6 +74,13 @@ _LOAD_BOUNDS: Mapping[Any, float] = {
     "prefill_count": _EVER,
     "cached_prompt_tokens": _EVER,
     "preemptions": _EVER,
+}
+
+_DEMAND_BOUNDS: Mapping[str, float] = {
+    "queued": _REQUESTS,
+    "held": _REQUESTS,
+    "in_flight": _REQUESTS,
+    "oldest_queued_s": MAX_LOAD_AGE_MS / 1000,
 }
 
 Violations = Iterator[FieldViolation]
@@ -286,6 +297,11 @@ def announcement(request: registry_pb2.AnnounceRequest, router_id: str) -> Viola
     elif router_id and request.router_id != router_id:
         yield FieldViolation("router_id", "a stream speaks for one router; open another")
     yield from _at_most("dispatches", len(request.dispatches), MAX_DISPATCHES)
+    if request.HasField("demand"):
+        yield from _at_most("demand.demand", len(request.demand.demand), MAX_MODELS)
+        yield from _at_most("demand.age_ms", request.demand.age_ms, MAX_AGE_MS)
+        if request.demand.began_ns <= 0:
+            yield FieldViolation("demand.began_ns", "must be positive: when the counters began, in ns since 1970")
 
 
 def dispatch(field: str, value: registry_pb2.Dispatch) -> Violations:
@@ -299,6 +315,25 @@ def dispatch(field: str, value: registry_pb2.Dispatch) -> Violations:
     yield from _at_most(f"{field}.prefill_tokens", value.prefill_tokens, MAX_TOKENS)
     yield from _at_most(f"{field}.kv_tokens", value.kv_tokens, MAX_TOKENS)
     yield from _at_most(f"{field}.age_ms", value.age_ms, MAX_AGE_MS)
+
+
+def demand(field: str, value: registry_pb2.Demand) -> Violations:
+    """What is wrong with the demand for one model: figures that nobody sees would start replicas without end."""
+    if not 1 <= len(value.model.encode()) <= _MAX_MODEL_BYTES:
+        yield FieldViolation(f"{field}.model", f"needs 1 to {_MAX_MODEL_BYTES} bytes")
+    yield from _at_most(f"{field}.deployments", len(value.deployments), _MAX_DEPLOYMENTS)
+    for deployment_name in value.deployments[:_MAX_DEPLOYMENTS]:
+        yield from name(f"{field}.deployments", deployment_name)
+    for descriptor, figure in value.ListFields():
+        if isinstance(figure, int | float):
+            bound = _DEMAND_BOUNDS.get(descriptor.name, _EVER)
+            if not 0 <= figure <= bound:  # nor is NaN
+                yield FieldViolation(f"{field}.{descriptor.name}", f"{figure} is not in 0 to {bound:g}")
+    for histogram in ("ttft", "itl"):
+        times = getattr(value, histogram)
+        yield from _at_most(f"{field}.{histogram}.counts", len(times.counts), log_buckets.BUCKETS)
+        if not 0 <= times.sum_s <= _EVER or any(count > _EVER for count in times.counts):
+            yield FieldViolation(f"{field}.{histogram}", f"holds a figure that is not in 0 to {_EVER:g}")
 
 
 def leadership(role: str, candidate: str, ttl_ms: int) -> Violations:

@@ -819,8 +819,8 @@ class RouterDemand(Message):
 @final
 class Demand(Message):
     """Demand for one model as one router sees it, on all its ways in together. Fields 3 to 16 are counted from the
-    beginning of the process: each request that is planned is in `arrivals` once, and ends in one of finished, failed,
-    refused and cancelled.
+    beginning of the process. Each request is in `arrivals` once; it may need several tries, each of which ends in one
+    of finished, failed and cancelled.
     """
 
     DESCRIPTOR: Descriptor
@@ -860,19 +860,23 @@ class Demand(Message):
     output_tokens: int
     """Tokens generated, as far as engines say."""
     finished: int
-    """Requests answered."""
+    """Tries that were answered: as many requests."""
     failed: int
-    """Requests that ended in an error of the engine, or for which there was none."""
+    """Tries that ended in a fault of the engine."""
     refused: int
-    """Requests turned away: queues full, waited too long."""
+    """Requests turned away before a first try: no replica, queues full, waited too long."""
     cancelled: int
-    """Requests given up by their callers, or wrong ones that the engine refused."""
+    """Tries given up by their callers, refused by the engine as wrong, or moved elsewhere."""
     judged: int
-    """Requests answered of which the times are known."""
+    """Answers whose time to the first token is known: streams."""
     within_slo: int
-    """Of these, within the times of the policy of the deployment that served: `scaling.slo`."""
+    """Of these, within the times of the policy of the deployment that served (`scaling.slo`), the time between tokens
+    counting where it is known.
+    """
     queued: int
-    """Requests that wait in the router now."""
+    """Requests that wait in the router now; those held before a deployment without replicas count as arrivals once
+    they are let go.
+    """
     oldest_queued_s: float
     """How long the first of them has waited, seconds."""
     in_flight: int
@@ -889,7 +893,7 @@ class Demand(Message):
 
     @property
     def itl(self) -> LogHistogram:
-        """Mean time between tokens of each answer of at least two tokens."""
+        """Mean time between tokens of each stream whose tokens the engine counted."""
 
     def __init__(
         self,
