@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,10 @@ def report(
         age_ms=age_ms,
         demand=[registry_pb2.Demand(model=m, deployments=[m], arrivals=count) for m, count in arrivals.items()],
     )
+
+
+def models(count: int) -> Any:
+    return {f"m{n}": n for n in range(count)}
 
 
 def counts(store: DemandStore) -> dict[tuple[str, str], int]:
@@ -85,7 +90,7 @@ def test_models_are_bounded_for_one_router_and_for_all() -> None:
 
 def test_a_large_router_is_told_in_pieces() -> None:
     store = DemandStore()
-    store.offer(report("a", 1, **{f"m{n}": n for n in range(600)}), 10.0)
+    store.offer(report("a", 1, **models(600)), 10.0)
     pieces = list(store.all(12.5))
     assert [len(piece.demand) for piece in pieces] == [256, 256, 88]
     assert {(piece.sequence, piece.age_ms) for piece in pieces} == {(1, 2500)}
@@ -186,5 +191,5 @@ def test_histograms_hold_nothing_absurd() -> None:
 def test_a_report_says_when_its_counters_began() -> None:
     request = registry_pb2.AnnounceRequest(router_id="r", demand=registry_pb2.RouterDemand())
     assert [v.field for v in validation.announcement(request, "")] == ["demand.began_ns"]
-    request.demand.CopyFrom(report("", 1, age_ms=60_001, **{f"m{n}": 1 for n in range(257)}))
+    request.demand.CopyFrom(report("", 1, age_ms=60_001, **models(257)))
     assert [v.field for v in validation.announcement(request, "")] == ["demand.demand", "demand.age_ms"]

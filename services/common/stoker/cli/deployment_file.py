@@ -73,6 +73,8 @@ class _Reader:
             return self.integer(node, field.name)
         if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
             return self.number(node, field.name)
+        if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+            return self.truth(node, field.name)
         return node.value
 
     def enum(self, node: yaml.ScalarNode, field: FieldDescriptor) -> int | None:
@@ -88,6 +90,12 @@ class _Reader:
             self.wrong(node, f"{name}: {node.value!r} is no whole number from 0 to {2**32 - 1}")
             return None
         return int(node.value)
+
+    def truth(self, node: yaml.ScalarNode, name: str) -> bool | None:
+        if node.value.lower() not in ("true", "false"):
+            self.wrong(node, f"{name}: {node.value!r} is neither true nor false")
+            return None
+        return bool(node.value.lower() == "true")
 
     def number(self, node: yaml.ScalarNode, name: str) -> float | None:
         try:

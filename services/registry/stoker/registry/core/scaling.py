@@ -51,6 +51,7 @@ _RANGES: Mapping[str, Mapping[str, _Range]] = {
         "stable_s": _WINDOW_S,
         "panic_s": _WINDOW_S,
         "panic_at": _Range(1.0, 100.0),
+        "utilisation": _Range(0.01, 1.0),
     },
     "saturation": {"spare_kv": _SHARE, "spare_queue": _Range(0.01, 100_000.0), "window_s": _WINDOW_S},
     "slo": {

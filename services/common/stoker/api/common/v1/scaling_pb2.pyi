@@ -213,14 +213,20 @@ class ScalingConcurrency(Message):
     STABLE_S_FIELD_NUMBER: int
     PANIC_S_FIELD_NUMBER: int
     PANIC_AT_FIELD_NUMBER: int
+    UTILISATION_FIELD_NUMBER: int
+    WEIGHTED_FIELD_NUMBER: int
     target: float
-    """Requests in flight, queued ones included, that a replica shall have on average; 8."""
+    """Requests in flight, queued ones included, that a replica can have; 8."""
     stable_s: float
     """Length of the stable window, seconds; 60."""
     panic_s: float
     """Length of the panic window, seconds; 6."""
     panic_at: float
     """Panic while the demand of the panic window is this many times what is ready; 2."""
+    utilisation: float
+    """Share of `target` that a replica shall have on average, above 0 up to 1; 0.7."""
+    weighted: bool
+    """Averages give recent samples more weight, exponentially; false."""
     def __init__(
         self,
         *,
@@ -228,9 +234,11 @@ class ScalingConcurrency(Message):
         stable_s: float | None = ...,
         panic_s: float | None = ...,
         panic_at: float | None = ...,
+        utilisation: float | None = ...,
+        weighted: bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["_panic_at", b"_panic_at", "_panic_s", b"_panic_s", "_stable_s", b"_stable_s", "_target", b"_target", "panic_at", b"panic_at", "panic_s", b"panic_s", "stable_s", b"stable_s", "target", b"target"]) -> bool: ...
-    def ClearField(self, field_name: Literal["_panic_at", b"_panic_at", "_panic_s", b"_panic_s", "_stable_s", b"_stable_s", "_target", b"_target", "panic_at", b"panic_at", "panic_s", b"panic_s", "stable_s", b"stable_s", "target", b"target"]) -> None: ...
+    def HasField(self, field_name: Literal["_panic_at", b"_panic_at", "_panic_s", b"_panic_s", "_stable_s", b"_stable_s", "_target", b"_target", "_utilisation", b"_utilisation", "_weighted", b"_weighted", "panic_at", b"panic_at", "panic_s", b"panic_s", "stable_s", b"stable_s", "target", b"target", "utilisation", b"utilisation", "weighted", b"weighted"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_panic_at", b"_panic_at", "_panic_s", b"_panic_s", "_stable_s", b"_stable_s", "_target", b"_target", "_utilisation", b"_utilisation", "_weighted", b"_weighted", "panic_at", b"panic_at", "panic_s", b"panic_s", "stable_s", b"stable_s", "target", b"target", "utilisation", b"utilisation", "weighted", b"weighted"]) -> None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_panic_at", b"_panic_at"]) -> Literal["panic_at"] | None: ...
     @overload
@@ -239,6 +247,10 @@ class ScalingConcurrency(Message):
     def WhichOneof(self, oneof_group: Literal["_stable_s", b"_stable_s"]) -> Literal["stable_s"] | None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_target", b"_target"]) -> Literal["target"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_utilisation", b"_utilisation"]) -> Literal["utilisation"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_weighted", b"_weighted"]) -> Literal["weighted"] | None: ...
 
 @final
 class ScalingSaturation(Message):
@@ -368,7 +380,9 @@ class ScalingBounds(Message):
 
 @final
 class ScalingPace(Message):
-    """How fast a count may move. Cooldowns are counted from the last change of either direction."""
+    """How fast a count may move. Steps are counted from the replicas that are ready, so that deciding again before they
+    are there changes nothing; cooldowns from the last change of either direction.
+    """
 
     DESCRIPTOR: Descriptor
 
@@ -381,15 +395,15 @@ class ScalingPace(Message):
     SETTLE_S_FIELD_NUMBER: int
     MARGIN_FIELD_NUMBER: int
     up_replicas: int
-    """At most this many more in one decision; 1,000."""
+    """At most this many more than are ready; 1,000."""
     up_factor: float
-    """At most this many times as many as are ready, one more always being allowed; 4."""
+    """At most this many times as many as are ready, one more than these always being allowed; 4."""
     up_cooldown_s: float
     """Time after a change before the count may rise, seconds; 0."""
     down_replicas: int
-    """At most this many fewer in one decision; 1,000."""
+    """At most this many fewer than are ready; 1,000."""
     down_factor: float
-    """At least this share of the count stays in one decision, 0 to 1; 0.5."""
+    """At least this share of those that are ready, 0 to 1; 0.5."""
     down_cooldown_s: float
     """Time after a change before the count may fall, seconds; 60."""
     settle_s: float
