@@ -5,7 +5,8 @@
 
 One client, which asks each for the same prompts, in an order that is drawn anew for each prompt: half of a prompt
 is one of eight prefixes, the rest is new. Timed is one call, from the body's first byte written to the answer's last
-byte read; making the body is not, and neither is giving the place back, which follows each. Stoker signs a ticket
+byte read, with protobuf the message's writing and reading too; making JSON is not, and neither is giving the place
+back, which follows each. Stoker signs a ticket
 for three places. `/select` counts nothing, `/select_and_reserve` counts the request as Pick does.
 """
 
@@ -39,7 +40,8 @@ from bench.peers.install import DYNAMO, NotRunnable, default_cache, install
 from bench.peers.speed import engines
 from stoker.api.inference.v1 import inference_pb2
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
-from stoker.common import rpc
+from stoker.client.routers import PICK, REPORT
+from stoker.common import connect, rpc
 from stoker.common.blocks import pack_keys, packed_block_keys, root_key
 from stoker.local.model import cached
 from stoker.local.ports import PortPicker
@@ -47,7 +49,7 @@ from tests.support.engines import TINY
 
 MODEL, BLOCK, OUTPUT = "tiny", 32, 64
 WARM_UP = 20
-JSON, MSGPACK = "application/json", "application/msgpack"
+JSON = "application/json"
 
 
 class Http:
@@ -82,11 +84,13 @@ def block_keys(tokens: list[int]) -> bytes:
     return pack_keys(packed_block_keys(packed(tokens), BLOCK, root_key(MODEL)))
 
 
-def by_http(client: Http, kind: str, body_of: Callable[[list[int]], bytes]) -> Timed:
+def by_http(client: Http) -> Timed:
+    """With the OpenAI body that would be sent."""
+
     async def timed(tokens: list[int]) -> float:
-        body = body_of(tokens)
+        body = msgspec.json.encode({"model": MODEL, "prompt": tokens, "max_tokens": OUTPUT})
         began = time.perf_counter()
-        answer = await client.ask("POST", "/pick", body, kind)
+        answer = await client.ask("POST", "/pick", body)
         took = time.perf_counter() - began
         pick_id = msgspec.json.decode(answer)["pick_id"]
         await client.ask("POST", "/picks", msgspec.json.encode([{"pick_id": pick_id, "event": "dropped"}]))
@@ -95,14 +99,31 @@ def by_http(client: Http, kind: str, body_of: Callable[[list[int]], bytes]) -> T
     return timed
 
 
+def by_connect(client: Http, request_of: Callable[[list[int]], router_pb2.PickRequest]) -> Timed:
+    async def timed(tokens: list[int]) -> float:
+        request = request_of(tokens)
+        began = time.perf_counter()
+        body = await client.ask("POST", PICK.path, request.SerializeToString(), connect.PROTO)
+        answer = PICK.read(body)
+        took = time.perf_counter() - began
+        await client.ask("POST", REPORT.path, dropped(answer).SerializeToString(), connect.PROTO)
+        return took
+
+    return timed
+
+
+def dropped(answer: router_pb2.PickResponse) -> router_pb2.ReportPicksRequest:
+    report = router_pb2.PickReport(pick_id=answer.pick_id, event=router_pb2.PICK_EVENT_DROPPED)
+    return router_pb2.ReportPicksRequest(reports=[report])
+
+
 def by_grpc(stub: Any, request_of: Callable[[list[int]], router_pb2.PickRequest]) -> Timed:
     async def timed(tokens: list[int]) -> float:
         request = request_of(tokens)
         began = time.perf_counter()
         answer = await stub.Pick(request)
         took = time.perf_counter() - began
-        report = router_pb2.PickReport(pick_id=answer.pick_id, event=router_pb2.PICK_EVENT_DROPPED)
-        await stub.ReportPicks(router_pb2.ReportPicksRequest(reports=[report]))
+        await stub.ReportPicks(dropped(answer))
         return took
 
     return timed
@@ -125,19 +146,6 @@ def by_select(client: Http, path: str) -> Timed:
     return timed
 
 
-def openai_body(tokens: list[int]) -> bytes:
-    return msgspec.json.encode({"model": MODEL, "prompt": tokens, "max_tokens": OUTPUT})
-
-
-def tokens_body(tokens: list[int]) -> bytes:
-    return msgspec.msgpack.encode({"model": MODEL, "token_ids": packed(tokens), "max_tokens": OUTPUT})
-
-
-def keys_body(tokens: list[int]) -> bytes:
-    counted = {"prompt_tokens": len(tokens), "block_size": BLOCK, "max_tokens": OUTPUT}
-    return msgspec.msgpack.encode({"model": MODEL, "block_keys": block_keys(tokens), **counted})
-
-
 def generate_request(tokens: list[int]) -> router_pb2.PickRequest:
     sampling = inference_pb2.Sampling(max_tokens=OUTPUT)
     ids = inference_pb2.TokenIds(ids=tokens)
@@ -150,6 +158,13 @@ def tokens_request(tokens: list[int]) -> router_pb2.PickRequest:
     return router_pb2.PickRequest(
         tokenized=router_pb2.TokenizedPrompt(model=MODEL, token_ids=packed(tokens), max_tokens=OUTPUT)
     )
+
+
+def keys_request(tokens: list[int]) -> router_pb2.PickRequest:
+    prompt = router_pb2.TokenizedPrompt(
+        model=MODEL, block_keys=block_keys(tokens), prompt_tokens=len(tokens), block_size=BLOCK, max_tokens=OUTPUT
+    )
+    return router_pb2.PickRequest(tokenized=prompt)
 
 
 @asynccontextmanager
@@ -170,9 +185,10 @@ async def stoker(backends: Backends, site: Site) -> AsyncIterator[dict[str, Time
         async with rpc.channel(f"127.0.0.1:{listens['grpc']}") as channel:
             stub: Any = router_pb2_grpc.RouterServiceStub(channel)
             yield {
-                "stoker POST /pick, JSON": by_http(client, JSON, openai_body),
-                "stoker POST /pick, packed tokens": by_http(client, MSGPACK, tokens_body),
-                "stoker POST /pick, block keys": by_http(client, MSGPACK, keys_body),
+                "stoker POST /pick, OpenAI JSON": by_http(client),
+                "stoker Connect Pick, GenerateRequest": by_connect(client, generate_request),
+                "stoker Connect Pick, packed tokens": by_connect(client, tokens_request),
+                "stoker Connect Pick, block keys": by_connect(client, keys_request),
                 "stoker gRPC Pick, GenerateRequest": by_grpc(stub, generate_request),
                 "stoker gRPC Pick, packed tokens": by_grpc(stub, tokens_request),
             }
@@ -252,7 +268,7 @@ def main() -> None:
         print(json.dumps(rows, indent=2))
         return
     for row in rows:
-        print(f"{row['asked']:<36}{row['tokens']:>8} tokens   p50 {row['p50_ms']:>7} ms   p99 {row['p99_ms']:>7} ms")
+        print(f"{row['asked']:<40}{row['tokens']:>8} tokens   p50 {row['p50_ms']:>7} ms   p99 {row['p99_ms']:>7} ms")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import pytest_asyncio
 
 from stoker.client import AsyncClient, AsyncStream, Interrupted, Served
 from stoker.common.errors import Unavailable
-from tests.support.agents import Agent, until
-from tests.support.etcd import EtcdServer
+from tests.support.agents import Agent, Service, until
+from tests.support.etcd import EtcdServer, free_port
 from tests.support.fleet import Fleet, running_fleet
 from tests.support.waiting import eventually
 
@@ -28,9 +29,9 @@ async def whole(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer) -> A
     folder: Path = tmp_path_factory.mktemp("fleet")
     keys = folder / "keys"
     keys.write_text(f"one {'0a' * 32}\n")
-    with_keys = [f"tickets.keys={keys}"]
+    with_keys = [f"tickets.keys={keys}", "listen.pick=127.0.0.1:0"]
     async with running_fleet(
-        folder, etcd, nodes=2, args=("--sim-speed", "1"), settings=with_keys, agent_settings=with_keys
+        folder, etcd, nodes=2, args=("--sim-speed", "1"), settings=with_keys, agent_settings=with_keys[:1]
     ) as fleet:
         yield fleet
 
@@ -124,6 +125,42 @@ async def test_a_node_that_dies_after_the_first_token_leaves_what_it_said(fleet:
         assert broken.value.text[0].startswith(first.text)
         assert "characters of output" in broken.value.message
         assert broken.value.reason == "UNAVAILABLE"
+
+
+async def test_a_router_that_is_killed_is_passed_over_and_what_it_picked_goes_on(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """With requests under way that the dead router picked."""
+    assert fleet.router.pick_http is not None
+    ports = {name: free_port() for name in ("grpc", "http", "pick")}
+    settings = [f"listen.{name}=127.0.0.1:{port}" for name, port in ports.items()]
+    registries = [registry.endpoint for registry in fleet.registries]
+    keys = fleet.router.config.tickets.keys
+    router = Service("router", tmp_path, [*settings, f"registries={registries}", f"tickets.keys={keys}"])
+    router.start()
+    try:
+        await until("the second router serves", lambda: serves(ports["http"]), within_s=40)
+        dying, living = f"http://127.0.0.1:{ports['pick']}", f"http://127.0.0.1:{fleet.router.pick_http.number}"
+        async with AsyncClient([dying, living]) as client:
+            turns = client._ways.routers.pickers
+            turns._current = 0
+            stream = client.stream("tiny", LONG[:64], max_tokens=400, ignore_eos=True)
+            await anext(stream)
+            assert next(iter(turns)) == dying, "it is that one's pick"
+            router.kill()
+            for _ in range(3):
+                assert (await client.generate("tiny", LONG[:64], max_tokens=1)).served.relayed is False
+            assert next(iter(turns)) == living
+            assert (await stream.rest()).usage.completion_tokens == 400
+    finally:
+        router.kill()
+
+
+async def serves(port: int) -> bool:
+    with contextlib.suppress(aiohttp.ClientError):
+        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/ready") as answer:
+            return answer.status == 200
+    return False
 
 
 async def test_without_any_node_the_router_relays(fleet: Fleet) -> None:

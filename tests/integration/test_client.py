@@ -11,7 +11,6 @@ from typing import Any
 
 import aiohttp
 import grpc
-import msgspec
 import pytest
 import pytest_asyncio
 
@@ -19,7 +18,7 @@ from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
 from stoker.client import AsyncClient, Client, ClientSettings, Generation, Interrupted
 from stoker.common import rpc
-from stoker.common.errors import InvalidRequest, NotFound, Unavailable
+from stoker.common.errors import InvalidRequest, NotFound, StokerError, Unavailable
 from stoker.common.tickets import HEADER
 from tests.support.etcd import EtcdServer, free_port
 from tests.support.fleet import Fleet, running_fleet
@@ -28,6 +27,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+BY = pytest.mark.parametrize("by", ["grpc", "http"])
 PROMPT = "The boiler wants coal. " * 20
 
 
@@ -48,6 +48,10 @@ class Site:
         assert endpoint is not None
         return f"http://127.0.0.1:{endpoint.number}"
 
+    def routers(self, by: str) -> list[str]:
+        """As a client is told of them that picks by gRPC or by HTTP."""
+        return [self.http, self.router] if by == "http" else [self.router]
+
     def idle(self) -> bool:
         app = self.fleet.router
         return not (app.router.in_flight or len(app.picks) or app.view.pools["tiny"].fleet.load.in_flight)
@@ -67,22 +71,24 @@ async def site(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer) -> As
         yield Site(fleet, keys)
 
 
-async def test_a_request_goes_straight_to_the_node_that_was_picked(site: Site) -> None:
-    async with AsyncClient([site.router]) as client:
-        first = await client.generate("tiny", PROMPT, max_tokens=5, ignore_eos=True, request_id="mine")
+@BY
+async def test_a_request_goes_straight_to_the_node_that_was_picked(site: Site, by: str) -> None:
+    async with AsyncClient(site.routers(by)) as client:
+        first = await client.generate("tiny", by + PROMPT, max_tokens=5, ignore_eos=True, request_id="mine")
         assert first.usage.completion_tokens == 5
         assert first.text
         assert (first.served.relayed, first.served.request_id, first.served.reason) == (False, "mine", "ring")
         target = site.fleet.router.view.targets[first.served.replica_id]
         await eventually(lambda: target.known_blocks > 0, "the digest of what was served")
-        again = await client.generate("tiny", PROMPT, max_tokens=5, ignore_eos=True)
+        again = await client.generate("tiny", by + PROMPT, max_tokens=5, ignore_eos=True)
         assert (again.served.replica_id, again.served.reason) == (first.served.replica_id, "exact")
         assert again.usage.cached_prompt_tokens == again.served.predicted_cached_tokens
         await eventually(site.idle, "the router hears of the ends")
 
 
-async def test_tokens_chat_and_text_have_the_same_way(site: Site) -> None:
-    async with AsyncClient([site.router]) as client:
+@BY
+async def test_tokens_chat_and_text_have_the_same_way(site: Site, by: str) -> None:
+    async with AsyncClient(site.routers(by)) as client:
         by_tokens = await client.generate("tiny", list(range(10, 80)), max_tokens=3, ignore_eos=True)
         assert by_tokens.usage.prompt_tokens == 70
         chat = [{"role": "system", "content": "You stoke."}, {"role": "user", "content": "Coal?"}]
@@ -91,8 +97,9 @@ async def test_tokens_chat_and_text_have_the_same_way(site: Site) -> None:
         assert [model.id for model in await client.models()] == ["tiny"]
 
 
-async def test_leaving_a_stream_frees_the_engine_and_the_router(site: Site) -> None:
-    async with AsyncClient([site.router]) as client:
+@BY
+async def test_leaving_a_stream_frees_the_engine_and_the_router(site: Site, by: str) -> None:
+    async with AsyncClient(site.routers(by)) as client:
         async with client.stream("tiny", PROMPT, max_tokens=8_000, ignore_eos=True) as stream:
             chunk = await anext(stream)
             assert stream.served is not None
@@ -120,8 +127,9 @@ async def test_a_deadline_ends_a_stream_and_says_what_came(site: Site) -> None:
         await eventually(site.idle, "released")
 
 
-async def test_what_is_wrong_is_said_by_kind(site: Site) -> None:
-    async with AsyncClient([site.router]) as client:
+@BY
+async def test_what_is_wrong_is_said_by_kind(site: Site, by: str) -> None:
+    async with AsyncClient(site.routers(by)) as client:
         with pytest.raises(NotFound) as unknown:
             await client.generate("nobody", "x")
         assert unknown.value.reason == "MODEL_NOT_FOUND"
@@ -145,11 +153,12 @@ async def test_another_router_is_asked_where_one_does_not_answer(site: Site) -> 
             await client.generate("tiny", "x", max_tokens=1)
 
 
-async def test_through_the_router_where_no_node_can_be_reached(site: Site) -> None:
+@BY
+async def test_through_the_router_where_no_node_can_be_reached(site: Site, by: str) -> None:
     """The agents' addresses lead nowhere for this client; relayed requests carry the router's own pass."""
-    async with AsyncClient([site.router], ClientSettings(direct=False)) as relaying:
+    async with AsyncClient(site.routers(by), ClientSettings(direct=False)) as relaying:
         assert (await relaying.generate("tiny", "x", max_tokens=1)).served.relayed
-    async with AsyncClient([site.router]) as client:
+    async with AsyncClient(site.routers(by)) as client:
         nowhere = f"127.0.0.1:{free_port()}"
         real = client._ways._channels.to
         agent = site.fleet.agent.endpoint
@@ -162,9 +171,10 @@ async def test_through_the_router_where_no_node_can_be_reached(site: Site) -> No
         assert health.quiet, "no replica is blamed for the client's network"
 
 
-async def test_a_client_for_threads(site: Site) -> None:
+@BY
+async def test_a_client_for_threads(site: Site, by: str) -> None:
     def use() -> tuple[str, Generation, int]:
-        with Client([site.router]) as client:
+        with Client(site.routers(by)) as client:
             with client.stream("tiny", PROMPT, max_tokens=4, ignore_eos=True) as stream:
                 text = "".join(chunk.text for chunk in stream)
             assert stream.usage is not None
@@ -233,7 +243,7 @@ async def test_a_node_takes_what_was_picked_and_nothing_else(site: Site) -> None
 # --- over HTTP ------------------------------------------------------------------------------------------------
 
 
-async def test_pick_over_http_in_both_forms(site: Site) -> None:
+async def test_a_pick_of_the_openai_body_that_will_be_sent(site: Site) -> None:
     async with aiohttp.ClientSession(site.http) as http:
         body = {"model": "tiny", "prompt": list(range(10, 18)), "max_tokens": 2}
         async with http.post("/pick", json=body, headers={"x-request-id": "by-http"}) as answer:
@@ -242,20 +252,27 @@ async def test_pick_over_http_in_both_forms(site: Site) -> None:
         assert pick["request_id"] == "by-http"
         assert pick["prompt_tokens"] == 8
         assert await at_the_node(site, pick["places"][0]["replica_id"], pick["ticket"]) == "OK"
-        packed_body = msgspec.msgpack.encode({"model": "tiny", "token_ids": packed(64), "max_tokens": 2})
-        headers = {"content-type": "application/msgpack"}
-        async with http.post("/pick", data=packed_body, headers=headers) as answer:
-            assert answer.status == 200
-            other = await answer.json()
-        assert other["prompt_tokens"] == 64
-        told = [
-            {"pick_id": pick["pick_id"], "event": "first_token"},
-            {"pick_id": pick["pick_id"], "event": "served"},
-            {"pick_id": other["pick_id"], "event": "dropped"},
-        ]
+        told = [{"pick_id": pick["pick_id"], "event": event} for event in ("first_token", "served")]
         async with http.post("/picks", data=json.dumps(told)) as answer:
             assert answer.status == 200
     assert site.idle()
+
+
+async def test_without_a_grpc_address_nothing_is_relayed_and_that_is_said(site: Site) -> None:
+    async with AsyncClient([site.http]) as client:
+        assert not (await client.generate("tiny", "x", max_tokens=1)).served.relayed
+        with pytest.raises(StokerError, match="by gRPC alone"):
+            await client.models()
+        nowhere = f"127.0.0.1:{free_port()}"
+        real = client._ways._channels.to
+        client._ways._channels.to = lambda endpoint: real(nowhere)  # type: ignore[method-assign]
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="connect"):
+                await client.generate("tiny", "x", max_tokens=1)
+    await eventually(site.idle, "released")
+    for address in ("ftp://r1:7382", "http://r1:7382/path", "http://"):
+        with pytest.raises(InvalidRequest):
+            AsyncClient([address])
 
 
 @pytest.mark.parametrize("closes", ["asked to", "by itself"])
@@ -280,8 +297,7 @@ async def test_a_pick_outlives_the_connection_that_it_was_asked_on(site: Site, c
     [
         ("/pick", b"{", "application/json", 400, "invalid_request"),
         ("/pick", b'{"model": "nobody", "prompt": "x"}', "application/json", 404, "model_not_found"),
-        ("/pick", b"\xff", "application/msgpack", 400, "invalid_request"),
-        ("/pick", msgspec.msgpack.encode({"model": "tiny"}), "application/msgpack", 400, "invalid_request"),
+        ("/pick", b"\xff", "application/json", 400, "invalid_request"),
         ("/picks", b'[{"pick_id": "x", "event": "exploded"}]', "application/json", 400, "invalid_request"),
         (
             "/picks",

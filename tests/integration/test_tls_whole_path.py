@@ -19,8 +19,10 @@ import pytest
 import pytest_asyncio
 
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
+from stoker.client import AsyncClient, ClientSettings
 from stoker.common import rpc, tls
 from stoker.common.config import load
+from stoker.common.errors import Unavailable
 from stoker.common.tls import ServerTlsConfig, Tls, TlsConfig
 from stoker.registry.client import RegistryClient
 from stoker.router.app import RouterApp
@@ -84,7 +86,8 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Secur
 
             await until("the agent is known", node_known, within_s=30)
             await assign(client, ["node-a"], 2, [*SPEC_ARGS, "--sim-speed", "20"])
-        settings = ["listen.grpc=127.0.0.1:0", "listen.http=127.0.0.1:0", *QUICK, *files.settings()]
+        settings = [f"listen.{port}=127.0.0.1:0" for port in ("grpc", "http", "pick")]
+        settings += [*QUICK, *files.settings()]
         config = load(RouterConfig, None, [*settings, f"registries=[{registry.endpoint}]"])
         http = Tls(ServerTlsConfig(str(files.certificate), str(files.key)), "http_tls")
         router = RouterApp(config, Siblings.alone(), secure, http)
@@ -106,6 +109,18 @@ async def test_grpc_from_client_to_engine(fleet: Secured) -> None:
         responses = [response async for response in stub.Generate(request, timeout=20)]
     assert responses[0].started.replica_id.startswith("tiny-")
     assert responses[-1].finished.usage.completion_tokens == 4
+
+
+async def test_a_client_that_picks_by_http_shows_its_certificate(fleet: Secured) -> None:
+    assert fleet.router.pick_http is not None
+    routers = [f"https://127.0.0.1:{fleet.router.pick_http.number}"]
+    async with AsyncClient(routers, ClientSettings(tls=fleet.secure)) as client:
+        answer = await client.generate("tiny", "The boiler wants coal.", max_tokens=4, ignore_eos=True)
+        assert (answer.usage.completion_tokens, answer.served.relayed) == (4, False)
+    for stranger in (None, Tls(TlsConfig(ca=str(fleet.files.ca)))):
+        async with AsyncClient(routers, ClientSettings(tls=stranger)) as client:
+            with pytest.raises(Unavailable):
+                await client.generate("tiny", "x", max_tokens=1)
 
 
 async def test_openai_http_asks_clients_for_no_certificate(fleet: Secured) -> None:

@@ -51,7 +51,7 @@ class World:
             queue=router.pop("queue", QueueConfig()),
             tenants=router.pop("tenants", TenantsConfig()),
             rng=random.Random(1),
-            clock=lambda: self.now,
+            clock=router.pop("clock", lambda: self.now),
         )
         self.picks = Picks(self.router, UNHEARD_S, SILENCE_S, LONGEST_S, Siblings.alone())
         signer = Signer(KeyFile(str(keys) if keys else ""), 10.0, lambda: self.wall)

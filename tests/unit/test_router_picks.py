@@ -15,6 +15,7 @@ from stoker.router.config import QueueConfig, TenantsConfig
 from stoker.router.core import LoadLedger, TenantLimits
 from stoker.router.flights.tenants import Caller
 from stoker.router.grpc.prompt import of_tokenized
+from stoker.router.picking.calls import PickCalls
 from stoker.router.picking.picks import Event
 from stoker.router.server import RouterServer
 from stoker.router.workers.siblings import Siblings
@@ -79,7 +80,7 @@ async def test_an_end_releases_once(world: World, event: Event) -> None:
 
 async def test_reports_come_in_bounded_numbers(world: World) -> None:
     picked = await world.pick()
-    server = RouterServer(world.router, world.picker, Siblings.alone())
+    server = RouterServer(world.router, PickCalls(world.router, world.picker), Siblings.alone())
     told = router_pb2.PickReport(pick_id=picked.pick_id, event=router_pb2.PICK_EVENT_DROPPED)
     with pytest.raises(InvalidRequest) as refused:
         await server.ReportPicks(router_pb2.ReportPicksRequest(reports=[told] * 10_001), cast(Any, None))

@@ -8,13 +8,15 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Any
 
-from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
+from stoker.api.inference.v1 import inference_pb2
+from stoker.client.deadline import Deadline
 from stoker.client.errors import Interrupted, typed
 from stoker.client.prompts import Prompt, request_of
 from stoker.client.results import Chunk, Gathering, Generation, Served, Usage
+from stoker.client.routers import MODELS
 from stoker.client.settings import ClientSettings
-from stoker.client.way import Deadline, Ways
-from stoker.common.errors import DeadlineExceeded, InvalidRequest, StokerError
+from stoker.client.way import Ways
+from stoker.common.errors import DeadlineExceeded, StokerError
 
 
 class AsyncStream:
@@ -94,9 +96,11 @@ class AsyncClient:
     def __init__(
         self, routers: Sequence[str], settings: ClientSettings | None = None, *, rng: random.Random | None = None
     ) -> None:
-        """`routers` are host:port of their gRPC ports: another is asked where one does not answer."""
-        if isinstance(routers, str) or not routers:
-            raise InvalidRequest.field("routers", 'give a list of routers, each host:port, for example ["r1:7320"]')
+        """`routers` are host:port of their gRPC ports: another is asked where one does not answer.
+
+        Where some are http://host:port or https://host:port, of their `listen.pick`, picks go there: these cost less.
+        The others relay, and list models. Raises InvalidRequest.
+        """
         self.settings = settings or ClientSettings()
         self._ways = Ways(routers, self.settings, rng or random.Random())  # noqa: S311 - whom to ask first
 
@@ -122,17 +126,14 @@ class AsyncClient:
 
     async def models(self) -> list[inference_pb2.Model]:
         """The models that can be asked for. Raises StokerError."""
-        request = inference_pb2.ListModelsRequest()
+        routers = self._ways.routers
         try:
-            answer = await self._ways.ask(
-                lambda channel, seconds: inference_pb2_grpc.InferenceServiceStub(channel).ListModels(
-                    request, timeout=seconds
-                ),
-                Deadline(self.settings.timeout_s),
-            )
+            routers.need_grpc()
+            deadline = Deadline(self.settings.timeout_s)
+            _, answer = await routers.ask(routers.by_grpc, MODELS, inference_pb2.ListModelsRequest(), deadline)
         except StokerError as error:
             raise typed(error) from error
-        return list(answer[1].models)
+        return list(answer.models)
 
     async def close(self) -> None:
         """Tell the routers what is left to tell, and disconnect; what still streams fails."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from typing import Any
 
-import grpc
-
-from stoker.api.router.v1 import router_pb2, router_pb2_grpc
-from stoker.common.channels import Channels
+from stoker.api.router.v1 import router_pb2
+from stoker.client.routers import REPORT, Routers
+from stoker.common.errors import StokerError
 
 _GATHER_S = 0.01
 _ALIVE_S = 5.0
@@ -24,8 +22,8 @@ _BATCH = 1_000
 class Reports:
     """To all routers of a client. Nothing waits for them; what a router does not take, it finds out by time."""
 
-    def __init__(self, channels: Channels) -> None:
-        self._channels = channels
+    def __init__(self, routers: Routers) -> None:
+        self._routers = routers
         self._waiting: dict[str, deque[router_pb2.PickReport]] = {}
         self._open: dict[str, str] = {}  # pick → its router
         self._some = asyncio.Event()
@@ -71,13 +69,12 @@ class Reports:
         await asyncio.gather(*(self._flush_one(router, waiting) for router, waiting in self._waiting.items()))
 
     async def _flush_one(self, router: str, waiting: deque[router_pb2.PickReport]) -> None:
-        stub: Any = router_pb2_grpc.RouterServiceStub(self._channels.to(router))
         while waiting:
             batch = [waiting.popleft() for _ in range(min(len(waiting), _BATCH))]
             try:
                 for _ in range(_TRIES):
-                    with contextlib.suppress(grpc.RpcError):
-                        await stub.ReportPicks(router_pb2.ReportPicksRequest(reports=batch), timeout=_ASK_S)
+                    with contextlib.suppress(StokerError):
+                        await self._routers.call(router, REPORT, router_pb2.ReportPicksRequest(reports=batch), _ASK_S)
                         break
             except asyncio.CancelledError:
                 # Whether the router heard is unknown; `close` tells again, and hearing twice does no harm.

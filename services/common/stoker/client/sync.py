@@ -91,7 +91,7 @@ class Client:
     """Picks by the routers, streams from the nodes. For any number of threads; close it, or use it as a context."""
 
     def __init__(self, routers: Sequence[str], settings: ClientSettings | None = None) -> None:
-        """`routers` are host:port of their gRPC ports: another is asked where one does not answer."""
+        """`routers`: see AsyncClient."""
         self._client = _background.run(_made(routers, settings))
 
     def stream(self, model: str, prompt: Prompt, *, timeout_s: float | None = None, **fields: Any) -> Stream:

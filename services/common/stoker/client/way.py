@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
-from stoker.api.router.v1 import router_pb2, router_pb2_grpc
+from stoker.api.router.v1 import router_pb2
 from stoker.client.connections import Nodes, Unreachable, connected
+from stoker.client.deadline import Deadline
 from stoker.client.prompts import pick_of
 from stoker.client.reports import Reports
 from stoker.client.results import Served
+from stoker.client.routers import PICK, Routers
 from stoker.client.settings import ClientSettings
 from stoker.common import rpc
 from stoker.common.channels import Channels
-from stoker.common.errors import Code, DeadlineExceeded, StokerError
+from stoker.common.errors import Code, StokerError
 from stoker.common.retries import RetryBudget
 from stoker.common.tickets import HEADER
 from stoker.openai import RANK_HEADER
-
-R = TypeVar("R")
 
 Response = inference_pb2.GenerateResponse | Served
 
@@ -33,38 +33,22 @@ _ELSEWHERE = {"RELAY_FULL", "REPLICA_NOT_FOUND"}
 _NOT_THE_REPLICA = {"RELAY_FULL", "REPLICA_NOT_FOUND", "REPLICA_NOT_READY", "REPLICA_DRAINING", "DRAINING"}
 
 
-class Deadline:
-    """When a request must have ended."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.at = asyncio.get_running_loop().time() + seconds
-
-    def left(self) -> float:
-        """Seconds. Raises DeadlineExceeded when there are none."""
-        left = self.at - asyncio.get_running_loop().time()
-        if left <= 0:
-            raise DeadlineExceeded(f"the request did not begin within {self.seconds:g} s; allow more (timeout_s)")
-        return left
-
-
 class Ways:
     """All that a client's requests share."""
 
     def __init__(self, routers: Sequence[str], settings: ClientSettings, rng: Random) -> None:
-        self._routers = tuple(routers)
-        self._current = rng.randrange(len(self._routers))
         self._settings = settings
-        self._metadata = list(settings.metadata.items())
         self._channels = Channels(settings.tls)
-        self._nodes = Nodes(self._channels, self._routers)
-        self._reports = Reports(self._channels)
+        self.routers = Routers(routers, self._channels, settings, rng)
+        self._nodes = Nodes(self._channels, self.routers.by_grpc.addresses)
+        self._reports = Reports(self.routers)
         self._budget = RetryBudget()
         self._relay_until = float("-inf")
 
     async def close(self) -> None:
         """Tell what is left to tell, and disconnect."""
         await self._reports.close()
+        await self.routers.close()
         await self._channels.close()
 
     async def run(self, request: inference_pb2.GenerateRequest, deadline: Deadline) -> AsyncGenerator[Response]:
@@ -85,56 +69,30 @@ class Ways:
 
     # --- the routers ---------------------------------------------------------------------------------------
 
-    async def ask(self, call: Callable[[grpc.aio.Channel, float], Awaitable[R]], deadline: Deadline) -> tuple[str, R]:
-        """One answer of a router, and which. Another is asked where one does not answer. Raises StokerError."""
-        failed: StokerError | None = None
-        for _ in self._routers:
-            router = self._routers[self._current]
-            channel = self._channels.to(router)
-            try:
-                await connected(channel, router, min(self._settings.connect_s, deadline.left()))
-                return router, await call(channel, deadline.left())
-            except Unreachable as error:
-                failed = error
-            except grpc.aio.AioRpcError as error:
-                failed = rpc.error_from(error)
-                if failed.code is not Code.UNAVAILABLE:
-                    raise failed from error
-            self._current = (self._current + 1) % len(self._routers)
-        assert failed is not None  # noqa: S101 - there is a router
-        raise failed
-
     async def _picked(
         self, request: inference_pb2.GenerateRequest, deadline: Deadline
     ) -> tuple[str, router_pb2.PickResponse] | None:
         """A pick, and whose; None where routers do not know what that is."""
         asked = pick_of(request, self._settings.alternatives)
-
-        def pick(channel: grpc.aio.Channel, seconds: float) -> Awaitable[router_pb2.PickResponse]:
-            stub: Any = router_pb2_grpc.RouterServiceStub(channel)
-            answer: Awaitable[router_pb2.PickResponse] = stub.Pick(asked, timeout=seconds, metadata=self._metadata)
-            return answer
-
         try:
-            return await self.ask(pick, deadline)
+            return await self.routers.ask(self.routers.pickers, PICK, asked, deadline)
         except StokerError as error:
-            if error.code is Code.UNIMPLEMENTED:
+            if error.code is Code.UNIMPLEMENTED and self.routers.by_grpc.addresses:
                 return None
             raise
 
     async def _relayed(self, request: inference_pb2.GenerateRequest, deadline: Deadline) -> AsyncGenerator[Response]:
         """By a router, which retries on its own. Another is asked where one could not be reached at all."""
+        self.routers.need_grpc()
         failed: StokerError | None = None
-        for _ in self._routers:
-            router = self._routers[self._current]
+        for router in self.routers.by_grpc:
             channel = self._channels.to(router)
             try:
                 await connected(channel, router, min(self._settings.connect_s, deadline.left()))
             except Unreachable as error:
                 failed = error
-                self._current = (self._current + 1) % len(self._routers)
                 continue
-            call = _generate(channel, request, deadline.left(), self._metadata)
+            call = _generate(channel, request, deadline.left(), self.routers.metadata())
             async with contextlib.aclosing(_responses(call)) as responses:
                 async for response in responses:
                     if response.HasField("started"):
@@ -172,7 +130,7 @@ class Ways:
                 else:
                     flown.served = True
                     return
-            if failed is not None and unreached < len(flown.pick.places):
+            if failed is not None and (unreached < len(flown.pick.places) or not self.routers.by_grpc.addresses):
                 flown.fault = _is_fault(failed)
                 raise failed
         self._relay_until = asyncio.get_running_loop().time() + self._settings.relay_s

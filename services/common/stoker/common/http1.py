@@ -1,7 +1,7 @@
-"""HTTP/1.1 to engines: a request leaves at once, its response streams, its connection is kept.
+"""HTTP/1.1 to engines and routers: a request leaves at once, its response streams, its connection is kept.
 
-Of what a general client offers, engines need little, and the rest costs more time than the routing decision: there
-are no redirects, cookies, proxies, compression, TLS or HEAD here. One request at a time on a connection, none is
+Of what a general client offers, these need little, and the rest costs more time than the routing decision: there
+are no redirects, cookies, proxies, compression or HEAD here. One request at a time on a connection, none is
 repeated.
 """
 
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
+import ssl
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
@@ -39,14 +40,22 @@ class Broken(ConnectionError):
 class Client:
     """Requests to any number of servers, over connections that it keeps for `keepalive_s` seconds."""
 
-    def __init__(self, connect_s: float, keepalive_s: float = 4.0, buffer_bytes: int = 256 * 1024) -> None:
+    def __init__(
+        self,
+        connect_s: float,
+        keepalive_s: float = 4.0,
+        buffer_bytes: int = 256 * 1024,
+        secure: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
         """`buffer_bytes`: how much of a response waits for its reader before the server has to.
 
+        `secure` gives what a connection to an https:// URL is made with; without it there are none.
         Servers close idle connections after 5 s or more: with a shorter `keepalive_s` no request meets that.
         """
         self._connect_s = connect_s
         self._keepalive_s = keepalive_s
         self._buffer_bytes = buffer_bytes
+        self._secure = secure
         self._idle: dict[str, deque[_Connection]] = {}
         self._all: set[_Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
@@ -58,7 +67,9 @@ class Client:
 
         `url` is sent as it is, and must be encoded. Raises Broken, and ValueError for what no request can hold.
         """
-        address, target = _split(url)
+        origin, address, target = _split(url)
+        if self._secure is None and not origin.startswith("http:"):
+            raise ValueError(f"{url[:200]!r} is no http:// URL")
         lines = [f"{method} {target} HTTP/1.1", f"Host: {address}"]
         lines += [f"{name}: {value}" for name, value in headers]
         if body or method != "GET":
@@ -66,7 +77,7 @@ class Client:
         if any("\n" in line or "\r" in line for line in lines) or " " in target:
             raise ValueError("a line break or a space where HTTP allows none")
         head = "\r\n".join((*lines, "", "")).encode(*_TEXT)
-        connection = self._free(address) or await self._connect(address)
+        connection = self._free(origin) or await self._connect(origin, address)
         return connection.begin(head + body if len(body) < _MAX_HEAD_BYTES else (head, body))
 
     async def close(self) -> None:
@@ -77,8 +88,8 @@ class Client:
             connection.drop()
         await asyncio.sleep(0)  # their sockets close in the next turn of the event loop
 
-    def _free(self, address: str) -> _Connection | None:
-        idle = self._idle.get(address)
+    def _free(self, origin: str) -> _Connection | None:
+        idle = self._idle.get(origin)
         while idle:
             connection = idle.pop()  # the one used last: the others may go
             if connection.usable and time.monotonic() - connection.idle_since < self._keepalive_s:
@@ -86,13 +97,14 @@ class Client:
             connection.drop()
         return None
 
-    async def _connect(self, address: str) -> _Connection:
+    async def _connect(self, origin: str, address: str) -> _Connection:
         loop = asyncio.get_running_loop()
-        host, port = _host_and_port(address)
+        host, port = _host_and_port(origin)
+        context = self._secure() if self._secure is not None and origin.startswith("https:") else None
         try:
             async with asyncio.timeout(self._connect_s):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self, address, self._buffer_bytes), host, port
+                    lambda: _Connection(self, origin, self._buffer_bytes), host, port, ssl=context
                 )
         except TimeoutError:
             raise Broken(f"no connection to {address} within {self._connect_s:g} s") from None
@@ -103,19 +115,19 @@ class Client:
 
     def keep(self, connection: _Connection) -> None:
         """Take back a connection whose response has ended."""
-        self._idle.setdefault(connection.address, deque()).append(connection)
+        self._idle.setdefault(connection.origin, deque()).append(connection)
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(self._keepalive_s, self._drop_old)
 
     def forget(self, connection: _Connection) -> None:
         """A connection is gone."""
         self._all.discard(connection)
-        idle = self._idle.get(connection.address)
+        idle = self._idle.get(connection.origin)
         if idle is not None:
             if connection in idle:
                 idle.remove(connection)
             if not idle:
-                del self._idle[connection.address]
+                del self._idle[connection.origin]
 
     def _drop_old(self) -> None:
         self._sweep = None
@@ -223,8 +235,9 @@ class Exchange:
 class _Connection(asyncio.Protocol):
     """One connection: idle, or busy with one exchange."""
 
-    def __init__(self, client: Client, address: str, buffer_bytes: int) -> None:
-        self.address = address
+    def __init__(self, client: Client, origin: str, buffer_bytes: int) -> None:
+        self.origin = origin
+        self.address = origin.partition("://")[2]
         self.idle_since = 0.0
         self.transport: asyncio.Transport | None = None
         self._client = client
@@ -364,17 +377,17 @@ class _Connection(asyncio.Protocol):
 
 
 @functools.lru_cache(maxsize=4096)
-def _host_and_port(address: str) -> tuple[str, int]:
-    parts = urlsplit(f"//{address}")
+def _host_and_port(origin: str) -> tuple[str, int]:
+    parts = urlsplit(origin)
     if not parts.hostname:
-        raise ValueError(f"no host in {address!r}")
-    return parts.hostname, parts.port or 80
+        raise ValueError(f"no host in {origin!r}")
+    return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _split(url: str) -> tuple[str, str]:
-    """Address and target of a URL."""
+def _split(url: str) -> tuple[str, str, str]:
+    """Origin, address and target of a URL."""
     scheme, _, rest = url.partition("://")
-    if scheme != "http":
+    if scheme not in ("http", "https"):
         raise ValueError(f"{url[:200]!r} is no http:// URL")
     address, slash, path = rest.partition("/")
-    return address, slash + path or "/"
+    return f"{scheme}://{address}", address, slash + path or "/"

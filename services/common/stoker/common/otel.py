@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -186,6 +187,16 @@ def carried(headers: Mapping[str, str], span: Span) -> dict[str, str]:
         **{name: value for name, value in headers.items() if name.lower() not in CONTEXT_HEADERS},
         **span.headers,
     }
+
+
+def current() -> dict[str, str]:
+    """Trace context of the span that is current in this program, where that has any by OpenTelemetry's API."""
+    headers: dict[str, str] = {}
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        TraceContextTextMapPropagator().inject(headers)
+    return headers
 
 
 @contextlib.contextmanager

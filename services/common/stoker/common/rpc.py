@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -115,9 +115,17 @@ def error_from(call_error: grpc.RpcError) -> StokerError:
     grpc_code = getattr(call_error, "code", lambda: None)() or grpc.StatusCode.UNKNOWN
     code = Code[grpc_code.name] if grpc_code.name in Code.__members__ else Code.INTERNAL
     message = getattr(call_error, "details", lambda: None)() or grpc_code.name
+    return error_with(code, message, status.details if status is not None else ())
+
+
+def error_with(code: Code, message: str, details: Iterable[any_pb2.Any]) -> StokerError:
+    """The error that was told with these details; those of unknown types are passed over.
+
+    Raises DecodeError where the bytes of a detail are not what its type says.
+    """
     reason, metadata, retry_after_s = code.name, {}, None
     fields: tuple[FieldViolation, ...] = ()
-    for detail in status.details if status is not None else ():
+    for detail in details:
         info = error_details_pb2.ErrorInfo()
         retry = error_details_pb2.RetryInfo()
         bad = error_details_pb2.BadRequest()

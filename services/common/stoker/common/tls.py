@@ -126,10 +126,10 @@ class Tls:
         """Have `callback` called, on the event loop that follows, when the files have come to hold something new."""
         self._on_renewal = callback
 
-    def client_context(self) -> ssl.SSLContext:
-        """For a connection that is not gRPC's, with what the files hold now."""
+    def client_context(self, protocol: str = "h2") -> ssl.SSLContext:
+        """For a connection that gRPC does not make, with what the files hold now; `protocol` by its ALPN name."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.set_alpn_protocols(["h2"])
+        context.set_alpn_protocols([protocol])
         certificates.load_authorities(context, self._material.ca)
         if self._material.chain:
             certificates.load_pair(context, self._material.chain, self._material.key)

@@ -33,9 +33,10 @@ from stoker.router.http.listening import listen
 from stoker.router.http.openai import OpenAIServer
 from stoker.router.http.port import Port
 from stoker.router.http.server import HttpPort
+from stoker.router.picking import routes
+from stoker.router.picking.calls import PickCalls
 from stoker.router.picking.picker import Picker
 from stoker.router.picking.picks import Picks
-from stoker.router.picking.routes import PickRoutes
 from stoker.router.picking.signing import Signer
 from stoker.router.probes.checks import HealthChecks
 from stoker.router.probes.parity import ParityProbe
@@ -50,6 +51,8 @@ log = structlog.get_logger(__name__)
 
 _HOUSEKEEPING_S = 0.5
 _ON_ITS_WAY_S = 2.0
+_IDLE_S = 75.0
+"""Who picks by HTTP and asks nothing for so long is let go, as at the OpenAI port."""
 _CONNECTIONS_PER_REQUEST = 4
 """Clients keep idle ones."""
 
@@ -106,6 +109,7 @@ class RouterApp:
         unheard_s, longest_s = config.pick.ticket_s + _ON_ITS_WAY_S, config.limits.request_s
         self.picks = Picks(self.router, unheard_s, config.pick.silence_s, longest_s, siblings)
         self.picker = Picker(self.router, self.picks, signer, config.pick.alternatives, siblings)
+        self._pick_calls = PickCalls(self.router, self.picker)
         self.pick_http = self._pick_port() if config.listen.pick else None
         self.envoy = ExtAuthz(config, self.router, siblings) if config.listen.ext_authz else None
         self.ext_proc = ExtProc(config, self.router, secure, shared=self._shared) if config.listen.ext_proc else None
@@ -135,7 +139,7 @@ class RouterApp:
                 await self.ext_proc.start()
             if self.pick_http is not None:
                 running.callback(self.pick_http.close)
-                await self.pick_http.start(self._secure_http)
+                await self.pick_http.start(self._secure)
             openai = await self._listen()
             running.callback(openai.close)
             self.http_port: int = openai.sockets[0].getsockname()[1]
@@ -152,7 +156,7 @@ class RouterApp:
         )
         inference.add_to(self.rpc.server)
         router_pb2_grpc.add_RouterServiceServicer_to_server(
-            RouterServer(self.router, self.picker, self._siblings), self.rpc.server
+            RouterServer(self.router, self._pick_calls, self._siblings), self.rpc.server
         )
         if self.envoy is not None:
             self.envoy.add_to(self.rpc.server)
@@ -206,11 +210,13 @@ class RouterApp:
         return Port(
             "listen.pick",
             self.config.listen.pick,
-            PickRoutes(self.router, self.picker, self.config.limits).answer,
+            routes.PickRoutes(self.router, self._pick_calls, self.config.limits).answer,
             self.config.limits,
             self.router.clock,
             example="127.0.0.1:7382",
             shared=self._shared,
+            refuse=routes.refused,
+            idle_s=_IDLE_S,
         )
 
     async def _listen(self) -> asyncio.Server:

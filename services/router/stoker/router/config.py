@@ -26,7 +26,7 @@ class ListenConfig:
         Meta(description="gRPC ext_proc, for gateways that speak the endpoint-picker protocol; empty for none"),
     ] = ""
     pick: Annotated[
-        str, Meta(description="HTTP for Pick, at less cost than gRPC, with the certificate of `http`; empty for none")
+        str, Meta(description="HTTP for Pick (Connect protocol, JSON), at less cost than gRPC; empty for none")
     ] = ""
 
 

@@ -13,21 +13,11 @@ from stoker.router.decisions.decided import Remembered
 from stoker.router.decisions.recollection import Recollection
 from stoker.router.fleet.pools import Target
 from stoker.router.flights.routing import Router
-from stoker.router.grpc.prompt import of_generate, of_tokenized, request_id_of
-from stoker.router.picking.picker import Picked, Picker
-from stoker.router.picking.picks import MOST_REPORTS, Event
+from stoker.router.grpc.prompt import of_generate
+from stoker.router.picking.calls import PickCalls
 from stoker.router.workers.siblings import Siblings
 
 SERVICE = "stoker.api.router.v1.RouterService"
-
-_EVENTS = {
-    router_pb2.PICK_EVENT_ALIVE: Event.ALIVE,
-    router_pb2.PICK_EVENT_FIRST_TOKEN: Event.FIRST_TOKEN,
-    router_pb2.PICK_EVENT_MOVED: Event.MOVED,
-    router_pb2.PICK_EVENT_SERVED: Event.SERVED,
-    router_pb2.PICK_EVENT_FAILED: Event.FAILED,
-    router_pb2.PICK_EVENT_DROPPED: Event.DROPPED,
-}
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -35,9 +25,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class RouterServer(router_pb2_grpc.RouterServiceServicer):
     """How the router decides and what it sees; picks for those who send for themselves."""
 
-    def __init__(self, router: Router, picker: Picker, siblings: Siblings) -> None:
+    def __init__(self, router: Router, picks: PickCalls, siblings: Siblings) -> None:
         self._router = router
-        self._picker = picker
+        self._picks = picks
         self._recollection = Recollection(
             router.recent,
             siblings,
@@ -75,57 +65,15 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.PickRequest, context: _Context
     ) -> router_pb2.PickResponse:
         """Where a request goes that its caller sends, with tickets."""
-        match request.WhichOneof("subject"):
-            case "request":
-                asked = of_generate(request.request, request.request.SerializeToString())
-                request_id = request.request.request_id
-            case "tokenized":
-                asked, request_id = of_tokenized(request.tokenized), request.tokenized.request_id
-            case _:
-                raise InvalidRequest.field("subject", "give one of request and tokenized")
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        picked = self._picker.pick(
-            asked,
-            self._router.tenants.caller(metadata, asked.priority),
-            request_id_of(request_id),
-            policy=metadata.get("x-stoker-policy", ""),
-            wait_s=request.max_wait_ms / 1000 if request.HasField("max_wait_ms") else None,
-            alternatives=request.alternatives if request.HasField("alternatives") else None,
-            carrier=metadata,
-        )
-        if not isinstance(picked, Picked):
-            picked = await picked
-        return router_pb2.PickResponse(
-            pick_id=picked.pick_id,
-            request_id=picked.request_id,
-            places=[
-                router_pb2.Place(
-                    replica_id=target.record.replica_id,
-                    agent_endpoint=target.record.agent_endpoint,
-                    http_url=target.url,
-                    rank=target.rank,
-                )
-                for target in picked.places
-            ],
-            reason=picked.decided.decision.reason.value,
-            prompt_tokens=picked.tokens,
-            predicted_cached_tokens=picked.cached_tokens,
-            expires_in_ms=int(1000 * picked.expires_in),
-            waited_ms=int(1000 * picked.waited),
-            ticket=picked.ticket,
-        )
+        answer = self._picks.pick(request, metadata)
+        return answer if isinstance(answer, router_pb2.PickResponse) else await answer
 
     async def ReportPicks(  # noqa: N802 - gRPC's name
         self, request: router_pb2.ReportPicksRequest, context: _Context
     ) -> router_pb2.ReportPicksResponse:
         """What became of picked requests."""
-        if len(request.reports) > MOST_REPORTS:
-            raise InvalidRequest.field("reports", f"{len(request.reports)} at once; send at most {MOST_REPORTS}")
-        for report in request.reports:
-            event = _EVENTS.get(report.event)
-            if event is not None:
-                self._picker.picks.tell(report.pick_id, event, report.place, fault=report.fault)
-        return router_pb2.ReportPicksResponse()
+        return self._picks.report(request)
 
     async def GetView(  # noqa: N802 - gRPC's name
         self, request: router_pb2.GetViewRequest, context: _Context

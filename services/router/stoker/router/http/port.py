@@ -71,8 +71,15 @@ def refusal(error: StokerError, headers: Mapping[str, str] | None = None) -> Ans
     )
 
 
+def refused(target: str, error: StokerError) -> Answer:
+    """What is said of a request that cannot be read to its end; its target may be unknown, and is then empty."""
+    return refusal(error)
+
+
 Decide = Callable[[Ask], Answer | Awaitable[Answer]]
 """An answer, at once where nothing has to be waited for: most checks then cost no task."""
+Refuse = Callable[[str, StokerError], Answer]
+"""As `refused`."""
 
 
 class Port:
@@ -88,10 +95,12 @@ class Port:
         *,
         example: str,
         shared: bool = False,
+        refuse: Refuse = refused,
+        idle_s: float = float("inf"),
     ) -> None:
-        """`setting`, `address`, `example` and `shared` as for `listen`."""
+        """`setting`, `address`, `example`, `shared`: as for `listen`; `refuse`, `idle_s`: as for `Connections`."""
         most = limits.max_in_flight + SPARE_CONNECTIONS
-        self.connections = Connections(decide, limits.max_body_bytes, most, clock)
+        self.connections = Connections(decide, limits.max_body_bytes, most, clock, refuse, idle_s)
         self.sweep = self.connections.sweep
         self._listen = functools.partial(
             listen, setting, address, self.connections.protocol, example=example, shared=shared
@@ -118,9 +127,20 @@ class Port:
 class Connections:
     """All connections of one endpoint, and what they share: the bounds."""
 
-    def __init__(self, decide: Decide, max_body_bytes: int, max_connections: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        decide: Decide,
+        max_body_bytes: int,
+        max_connections: int,
+        clock: Callable[[], float],
+        refuse: Refuse = refused,
+        idle_s: float = float("inf"),
+    ) -> None:
+        """Who asks nothing for `idle_s` seconds is let go."""
         self.decide = decide
+        self.refuse = refuse
         self.clock = clock
+        self._idle_s = idle_s
         self.max_body_bytes = max_body_bytes
         self.max_held_bytes = HELD_BODIES * max_body_bytes
         self.max_connections = max_connections
@@ -132,10 +152,12 @@ class Connections:
         return Connection(self)
 
     def sweep(self) -> None:
-        """Close those that have been sending one request for too long."""
-        late = self.clock() - BODY_S
-        for each in [each for each in self.open if each.began is not None and each.began < late]:
-            each.abort()
+        """Close those that have been sending one request for too long, and those that rest for too long."""
+        now = self.clock()
+        late, idle = now - BODY_S, now - self._idle_s
+        for each in list(self.open):
+            if each.rested < idle and not each.busy if each.began is None else each.began < late:
+                each.abort()
 
     def close(self) -> None:
         """Close all."""
@@ -149,6 +171,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, shared: Connections) -> None:
         self.began: float | None = None
         """When the request that is now arriving began; None between requests."""
+        self.rested: float
+        """When the last request was whole, or the connection was made."""
         self._shared = shared
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
@@ -159,6 +183,11 @@ class Connection(asyncio.Protocol):
         self._undo: Callable[[], None] | None = None  # of the last answer
         self._reset()
 
+    @property
+    def busy(self) -> bool:
+        """An answer is awaited."""
+        return self._work is not None
+
     def _reset(self) -> None:
         self._url = b""
         self._headers: dict[str, str] = {}
@@ -166,6 +195,7 @@ class Connection(asyncio.Protocol):
         self._size = self._head_bytes = 0
         self._in_head = True
         self.began = None
+        self.rested = self._shared.clock()
 
     # --- the transport -------------------------------------------------------------------------------------
 
@@ -270,8 +300,9 @@ class Connection(asyncio.Protocol):
         """Answer in turn, then close: what follows cannot be told apart from the rest of this request."""
         self._deaf = True
         self._hold(-self._size)
+        target = self._url.decode("latin-1")
         self._reset()
-        self._enqueue(refusal(error))
+        self._enqueue(self._shared.refuse(target, error))
 
     def _enqueue(self, ask: Ask | Answer) -> None:
         if self._work is None and not self._asks and isinstance(ask, Ask):

@@ -1,7 +1,6 @@
-"""Pick over HTTP: `POST /pick` and `POST /picks`, for a third of what a gRPC call costs.
+"""Pick over HTTP: its RPCs by the Connect protocol, and `POST /pick` and `POST /picks` for who has no protos.
 
-`/pick` takes the OpenAI body that will be sent (application/json), or a `Tokenized` map (application/msgpack).
-`/picks` takes a list of `Told`, in either form; answers are JSON.
+`/pick` takes the OpenAI body that will be sent, `/picks` a list of `Told`.
 """
 
 from __future__ import annotations
@@ -9,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from stoker.common.blocks import unpack_keys
 from stoker.common.errors import InvalidRequest, NotFound, StokerError
 from stoker.router import metrics
 from stoker.router.config import LimitsConfig
@@ -22,31 +20,16 @@ from stoker.router.flights.routing import Router
 from stoker.router.http.errors import MethodNotAllowed
 from stoker.router.http.port import Answer, Ask, refusal
 from stoker.router.http.reading import internal_error, request_id_of, seconds_allowed
-from stoker.router.picking.picker import Picked, Picker
+from stoker.router.picking.calls import PickCalls
+from stoker.router.picking.connect import PREFIX, ConnectCalls
+from stoker.router.picking.connect import refusal as connect_refusal
+from stoker.router.picking.picker import Picked
 from stoker.router.picking.picks import API, MOST_REPORTS, Event
 from stoker.router.prompts.decode import SMALL, decode
-from stoker.router.prompts.prompt import CHAT, COMPLETIONS, Asked, asked_in_tokens, keyed, read, tokenized
+from stoker.router.prompts.prompt import CHAT, COMPLETIONS, Asked, read
 
 WAIT_HEADER = "x-stoker-max-wait"
-_MSGPACK = "application/msgpack"
 _JSON = {"content-type": "application/json"}
-
-T = TypeVar("T")
-
-
-class Tokenized(msgspec.Struct, frozen=True):
-    """A prompt whose caller tokenizes: `token_ids` (little-endian u32) or `block_keys` (little-endian u64)."""
-
-    model: str
-    token_ids: bytes = b""
-    block_keys: bytes = b""
-    prompt_tokens: int = 0
-    block_size: int = 0
-    max_tokens: int | None = None
-    n: int = 1
-    cache_salt: str = ""
-    session_id: str = ""
-    priority: int = 0
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -78,22 +61,24 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.json.Encoder()
-_tokenized = msgspec.msgpack.Decoder(Tokenized)
-_told = (msgspec.json.Decoder(list[Told]), msgspec.msgpack.Decoder(list[Told]))
+_told = msgspec.json.Decoder(list[Told])
 
 
 class PickRoutes:
     """Answers the port of `listen.pick`."""
 
-    def __init__(self, router: Router, picker: Picker, limits: LimitsConfig) -> None:
+    def __init__(self, router: Router, calls: PickCalls, limits: LimitsConfig) -> None:
         self._router = router
-        self._picker = picker
+        self._picker = calls.picker
         self._limits = limits
+        self._connect = ConnectCalls(calls)
 
     def answer(self, ask: Ask) -> Answer | Coroutine[Any, Any, Answer]:
         """One request: the answer, where nothing has to be waited for. Never raises, nor does what is to be awaited,
         but for being cancelled.
         """
+        if ask.target.startswith(PREFIX):
+            return self._connect.answer(ask)
         try:
             return self._answered(ask)
         except Exception as error:  # noqa: BLE001 - one bad request must not cost the process
@@ -102,18 +87,16 @@ class PickRoutes:
     def _answered(self, ask: Ask) -> Answer | Coroutine[Any, Any, Answer]:
         path = ask.target.partition("?")[0]
         if path not in ("/pick", "/picks"):
-            raise NotFound(f"{path} is not served here; these are: POST /pick, POST /picks")
+            raise NotFound(
+                f"{path} is not served here; these are: POST /pick, /picks, {PREFIX}Pick, {PREFIX}ReportPicks"
+            )
         if ask.method != "POST":
             raise MethodNotAllowed(path, "POST", ask.method)
         if path == "/picks":
             return self._report(ask)
-        if ask.headers.get("content-type") == _MSGPACK:
-            asked = _of_tokenized(_decoded(_tokenized, ask.body))
-        elif len(ask.body) <= SMALL:
-            asked = _of_openai(ask.body)
-        else:
+        if len(ask.body) > SMALL:
             return self._later(ask, None)
-        picked = self._pick(ask, asked)
+        picked = self._pick(ask, _of_openai(ask.body))
         return self._said(picked) if isinstance(picked, Picked) else self._later(ask, picked)
 
     def _pick(self, ask: Ask, asked: Asked) -> Picked | Coroutine[Any, Any, Picked]:
@@ -142,8 +125,7 @@ class PickRoutes:
         return Answer(200, _JSON, _encoder.encode(_answer(picked)), undo=undo)
 
     def _report(self, ask: Ask) -> Answer:
-        packed = ask.headers.get("content-type") == _MSGPACK
-        events = _decoded(_told[packed], ask.body)
+        events = _events(ask.body)
         if len(events) > MOST_REPORTS:
             raise InvalidRequest(f"{len(events)} reports at once; send at most {MOST_REPORTS}")
         for told in events:
@@ -151,33 +133,11 @@ class PickRoutes:
         return Answer(200, _JSON, b"{}")
 
 
-def _decoded(decoder: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T], body: bytes) -> T:
+def _events(body: bytes) -> list[Told]:
     try:
-        return decoder.decode(body)
+        return _told.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest.field("body", f"cannot be read: {error}") from error
-
-
-def _of_tokenized(body: Tokenized) -> Asked:
-    if not body.model:
-        raise InvalidRequest.field("model", "name the model to ask")
-    if bool(body.token_ids) == bool(body.block_keys):
-        raise InvalidRequest.field("token_ids", "give one of token_ids and block_keys")
-    if min(body.prompt_tokens, body.max_tokens or 0) < 0:
-        raise InvalidRequest.field("prompt_tokens", "no count is below 0")
-    if body.token_ids:
-        told = tokenized(body.token_ids)
-    else:
-        told = keyed(unpack_keys(body.block_keys), body.prompt_tokens, body.block_size)
-    return asked_in_tokens(
-        body.model,
-        told,
-        max_output_tokens=body.max_tokens,
-        choices=body.n,
-        cache_salt=body.cache_salt,
-        session_id=body.session_id,
-        priority=body.priority,
-    )
 
 
 def _of_openai(body: bytes) -> Asked:
@@ -196,6 +156,11 @@ def _wait(header: str | None, allowed_s: float) -> float:
     if not 0 <= seconds < float("inf"):
         raise InvalidRequest.field(WAIT_HEADER, "must be a number of seconds, 0 or more")
     return min(seconds, allowed_s)
+
+
+def refused(target: str, error: StokerError) -> Answer:
+    """What this port says of a request that cannot be read to its end."""
+    return connect_refusal(error) if target.startswith(PREFIX) else refusal(error)
 
 
 def _answer(picked: Picked) -> _Answer:
