@@ -16,6 +16,7 @@ from stoker.common.errors import StokerError
 from stoker.router.app import RouterApp
 from stoker.router.config import RouterConfig
 from stoker.router.workers.siblings import Siblings
+from tests.support.waiting import eventually
 
 PORTS = ("grpc", "http", "ext_authz", "ext_proc", "pick")
 
@@ -31,18 +32,18 @@ def _free() -> int:
         return port
 
 
-async def _nothing_runs(before: set[str]) -> None:
-    """No task, no thread that was not there."""
-    deadline = asyncio.get_running_loop().time() + 10
-    while True:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        threads = {thread.name for thread in threading.enumerate()} - before
-        # gRPC's own thread and those of to_thread belong to the process.
-        threads = {name for name in threads if name.startswith(("recorder", "tokenize"))}
-        if not tasks and not threads:
-            return
-        assert asyncio.get_running_loop().time() < deadline, (tasks, threads)
-        await asyncio.sleep(0.01)
+async def _nothing_runs() -> None:
+    """No task but the test's, and none of a router's threads."""
+    test = asyncio.current_task()
+
+    def left() -> list[str]:
+        threads = [thread.name for thread in threading.enumerate()]
+        return [
+            *(task.get_name() for task in asyncio.all_tasks() if task not in (test, asyncio.current_task())),
+            *(name for name in threads if name.startswith(("recorder", "tokenize"))),
+        ]
+
+    await eventually(lambda: not left(), "nothing runs")
 
 
 def _app(folder: Path, ports: dict[str, int], siblings: Siblings) -> RouterApp:
@@ -52,7 +53,6 @@ def _app(folder: Path, ports: dict[str, int], siblings: Siblings) -> RouterApp:
 
 @pytest.mark.parametrize("taken", PORTS)
 async def test_a_taken_port_undoes_what_had_started(taken: str, tmp_path: Path) -> None:
-    threads = {thread.name for thread in threading.enumerate()}
     ports = {name: _free() for name in PORTS}
     with _listening() as busy:
         app = _app(tmp_path, {**ports, taken: busy}, Siblings.alone())
@@ -60,20 +60,19 @@ async def test_a_taken_port_undoes_what_had_started(taken: str, tmp_path: Path) 
             await app.start()
         assert refused.value.reason == "ADDRESS_IN_USE"
         await app.close()  # what is not running closes, too
-    await _nothing_runs(threads)
+    await _nothing_runs()
     # The same ports again: none is held.
     again = _app(tmp_path, ports, Siblings.alone())
     await again.start()
     await again.close()
-    await _nothing_runs(threads)
+    await _nothing_runs()
 
 
 async def test_so_do_siblings_that_cannot_talk(tmp_path: Path) -> None:
-    threads = {thread.name for thread in threading.enumerate()}
     ports = {name: _free() for name in PORTS}
     with pytest.raises(OSError):
         await _app(tmp_path, ports, Siblings(tmp_path / "gone", 0, 2)).start()
-    await _nothing_runs(threads)
+    await _nothing_runs()
     again = _app(tmp_path, ports, Siblings.alone())
     await again.start()
     await again.close()

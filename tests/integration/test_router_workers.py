@@ -115,6 +115,25 @@ async def test_a_worker_that_is_killed_comes_back_while_the_others_serve() -> No
         assert all([await served(workers.http_port) for _ in range(20)])
 
 
+async def test_a_worker_that_stands_still_is_replaced() -> None:
+    async with running() as workers:
+        before = workers.pids()
+        os.kill(before[0], signal.SIGSTOP)
+        await eventually(lambda: workers.heard("router.worker_frozen"), "it is found out", 40)
+        assert workers.heard("router.worker_frozen")[0]["pid"] == before[0]
+        await eventually(lambda: len(workers.heard("router.listening")) == WORKERS + 1, "another one listens", 60)
+        assert gone(before[0])
+        assert set(before[1:]) < set(workers.pids())
+        assert all([await served(workers.http_port) for _ in range(20)])
+
+
+async def test_a_worker_that_stands_still_does_not_keep_the_router_from_stopping() -> None:
+    async with running("drain_s=100") as workers:
+        os.kill(workers.pids()[0], signal.SIGSTOP)
+        workers.parent.terminate()
+        assert await asyncio.wait_for(workers.parent.wait(), 60) == 0
+
+
 async def test_workers_end_when_their_parent_is_killed() -> None:
     async with running("drain_s=1") as workers:
         pids = workers.pids()

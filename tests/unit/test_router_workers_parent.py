@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -44,6 +46,51 @@ async def test_what_a_later_life_cannot_run_with_leaves_the_others_alone(monkeyp
     lives = Lives(monkeypatch, -9, EXIT_STAY_DOWN, 0)
     await lives.kept()
     assert not lives.left
+
+
+class Line:
+    """What a parent reads at each look: beats, or nothing; then nothing for ever."""
+
+    def __init__(self, *looks: int) -> None:
+        self.looks = list(looks)
+        self.looked = 0
+
+    def setblocking(self, flag: bool) -> None:
+        assert not flag
+
+    def recv(self, size: int) -> bytes:
+        if self.looks and self.looks[0]:
+            self.looks[0] -= 1
+            return b"."
+        self.looked += 1
+        if self.looks:
+            self.looks.pop(0)
+        raise BlockingIOError
+
+
+@pytest.mark.parametrize(
+    ("looks", "found_at"),
+    [
+        ((), 9),  # it never began
+        ((0, 0, 0, 0, 1), 5 + 3),  # a first word may take longer
+        ((1, 0, 0, 2, 0, 0, 1), 7 + 3),  # never three in a row
+        ((1, 0, 0, 0), 4),
+    ],
+)
+async def test_a_worker_is_silent_after_so_many_looks(looks: tuple[int, ...], found_at: int) -> None:
+    line = Line(*looks)
+    async with asyncio.timeout(10):
+        await workers.silent(cast(socket.socket, line), look_s=0, looks=3, starting=9)
+    assert line.looked == found_at
+
+
+async def test_a_worker_that_has_gone_is_silent() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.send(b".")
+        theirs.close()
+        async with asyncio.timeout(10):
+            await workers.silent(ours, look_s=0, looks=3, starting=1000)
 
 
 async def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

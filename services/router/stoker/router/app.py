@@ -299,8 +299,8 @@ def main() -> None:
         structlog.contextvars.bind_contextvars(worker=siblings.number)
 
         async def work(config: RouterConfig, stop: asyncio.Event) -> None:
-            workers.end_with_parent(stop)
-            await serve_here(config, stop, siblings)
+            async with workers.belonging(stop):
+                await serve_here(config, stop, siblings)
 
         service.run(work, config)
         return

@@ -1,8 +1,9 @@
 """A router of several processes on the same ports, by SO_REUSEPORT: `workers` above 1.
 
 Each worker is a whole router, and the kernel spreads connections over them. This parent reserves the ports, starts
-the workers, starts again what ends, and on SIGTERM has them drain. Workers end with their parent, however it ends:
-each watches the pipe that is its standard input.
+the workers, starts again what ends or stands still, and on SIGTERM has them drain. Parent and worker hold the ends of
+a socket, which is the worker's standard input: there the worker says from time to time that it runs, and hears that
+its parent ends, however that happens.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,12 @@ _SETTLED_S = 30.0
 """Who lived so long starts again at once."""
 _GRACE_S = 10.0
 """To end after the drain."""
+_BEAT_S = 0.5
+_LOOK_S = 1.0
+_SILENT_LOOKS = 10
+"""A worker not heard of for so many has frozen; its share of new connections waits meanwhile."""
+_STARTING_LOOKS = 120
+"""The same before its first word: it loads modules."""
 
 
 async def supervise(config: RouterConfig, stop: asyncio.Event) -> None:
@@ -79,28 +86,58 @@ async def _keep(number: int, folder: Path, stops_s: float, stop: asyncio.Event) 
 
 async def _run(number: int, folder: Path, stops_s: float, stop: asyncio.Event) -> int:
     """One life of a worker; returns its exit status."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "stoker.router",
-        stdin=asyncio.subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for the parent, who passes it on
-        env={**os.environ, _NUMBER: f"{number}:{folder}"},
-    )
+    line, theirs = socket.socketpair()
+    with line:
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "stoker.router",
+                stdin=theirs.fileno(),
+                start_new_session=True,  # Ctrl-C is for the parent, who passes it on
+                env={**os.environ, _NUMBER: f"{number}:{folder}"},
+            )
+        return await _until_end(process, number, line, stops_s, stop)
+
+
+async def _until_end(
+    process: asyncio.subprocess.Process, number: int, line: socket.socket, stops_s: float, stop: asyncio.Event
+) -> int:
     ending, stopping = asyncio.ensure_future(process.wait()), asyncio.ensure_future(stop.wait())
+    freezing = asyncio.ensure_future(silent(line))
     try:
-        await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
-            assert process.stdin is not None  # noqa: S101
-            process.stdin.close()  # no signal: systemd may have sent one already, and a second one forces
-            await asyncio.wait({ending}, timeout=stops_s)
+        await asyncio.wait({ending, stopping, freezing}, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done() and not ending.done():
+            line.shutdown(socket.SHUT_WR)  # no signal: systemd may have sent one already, and a second one forces
+            await asyncio.wait({ending, freezing}, timeout=stops_s, return_when=asyncio.FIRST_COMPLETED)
+        if freezing.done() and not ending.done():
+            log.error("router.worker_frozen", worker=number, pid=process.pid, silent_s=_SILENT_LOOKS * _LOOK_S)
     finally:
         stopping.cancel()
+        freezing.cancel()
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         await asyncio.shield(ending)
     return ending.result()
+
+
+async def silent(
+    line: socket.socket, look_s: float = _LOOK_S, looks: int = _SILENT_LOOKS, starting: int = _STARTING_LOOKS
+) -> None:
+    """Return when the other end of a worker's line has said nothing for too long.
+
+    Counted in looks rather than in seconds: a parent that stood still itself, with its workers or without, has not
+    looked meanwhile.
+    """
+    line.setblocking(False)
+    missed, most = 0, starting
+    while missed < most:
+        await asyncio.sleep(look_s)
+        missed += 1
+        with contextlib.suppress(OSError):
+            while line.recv(4096):
+                missed, most = 0, looks
 
 
 @contextlib.contextmanager
@@ -177,15 +214,32 @@ def _shifted(address: str, by: int) -> str:
     return f"{address.rpartition(':')[0]}:{parsed[1] + by}"
 
 
-def end_with_parent(stop: asyncio.Event) -> None:
-    """Set `stop` when the parent closes its end of standard input, or is gone."""
+@contextlib.asynccontextmanager
+async def belonging(stop: asyncio.Event) -> AsyncIterator[None]:
+    """Tell the parent that this worker runs while the block does, and set `stop` when it ends or wants an end."""
     loop = asyncio.get_running_loop()
-    descriptor = sys.stdin.fileno()
+    with socket.socket(fileno=os.dup(sys.stdin.fileno())) as line:
+        line.setblocking(False)
 
-    def readable() -> None:
-        if not os.read(descriptor, 4096):
-            loop.remove_reader(descriptor)
+        def readable() -> None:
+            with contextlib.suppress(OSError):
+                if line.recv(4096):
+                    return
+            loop.remove_reader(line)
             log.info("router.worker_stopping")
             stop.set()
 
-    loop.add_reader(descriptor, readable)
+        async def beat() -> None:
+            while True:
+                with contextlib.suppress(OSError):  # who does not listen has gone, or stands still
+                    line.send(b".")
+                await asyncio.sleep(_BEAT_S)
+
+        loop.add_reader(line, readable)
+        beating = asyncio.create_task(beat(), name="beat")
+        try:
+            yield
+        finally:
+            loop.remove_reader(line)
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
