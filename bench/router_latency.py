@@ -1,11 +1,13 @@
 """What the router adds to a request: the same requests, in turn to the engine and through the router.
 
     python bench/router_latency.py                    # sim engine, 2 KB prompts, one client; a table
-    python bench/router_latency.py -o json --prompt-bytes 100000 --requests 100
+    python bench/router_latency.py -o json --prompt-bytes 100000 --engine vllm
+    python bench/router_latency.py --set tokenizer.send_tokens=never
     python bench/router_latency.py --shared           # also with prompts whose first half is the same in all
 
 One engine and one router, each in a process of its own; every prompt is new, so that neither side has it
-tokenized or cached, except in the rows named "shared half". `added` is the median of the pairwise differences.
+tokenized or cached, except in the rows named "shared half". In each round all kinds take their turn. `added_p50` is
+the median over the rounds of the median of the pairwise differences; beside it the least and the greatest of the rounds.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
@@ -46,6 +49,9 @@ class Client:
     async def open(self) -> None:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
 
+    def close(self) -> None:
+        self._writer.close()
+
     async def ask(self, path: str, body: bytes) -> tuple[float, float]:
         """Seconds to the first byte of the body, and to its end."""
         started = time.perf_counter()
@@ -68,6 +74,7 @@ class Client:
                 return first - started, time.perf_counter() - started
 
 
+_WARM = 10
 WORDS = Path(argparse.__file__).read_text().split()
 
 
@@ -90,37 +97,58 @@ def body(kind: str, text: str) -> bytes:
     return json.dumps(fields).encode()
 
 
-async def measure(ports: dict[str, int], kind: str, options: argparse.Namespace, shared: bool) -> dict[str, object]:
+@dataclass
+class Row:
+    """One kind of request, measured in several rounds. Times in ms, in order of the requests."""
+
+    kind: str
+    shared: bool
+    direct: list[list[float]] = field(default_factory=list)
+    router: list[list[float]] = field(default_factory=list)
+
+    def report(self, options: argparse.Namespace) -> dict[str, object]:
+        added = [
+            [routed - direct for routed, direct in zip(router, direct, strict=True)]
+            for router, direct in zip(self.router, self.direct, strict=True)
+        ]
+        medians = [statistics.median(each) for each in added]
+        return {
+            "kind": f"{self.kind}, shared half" if self.shared else self.kind,
+            "prompt_bytes": options.prompt_bytes,
+            "requests": options.rounds * options.requests,
+            "direct_p50_ms": round(statistics.median(map(statistics.median, self.direct)), 3),
+            "router_p50_ms": round(statistics.median(map(statistics.median, self.router)), 3),
+            "added_p50_ms": round(statistics.median(medians), 3),
+            "of_rounds_ms": f"{min(medians):.2f} to {max(medians):.2f}",
+            "added_p99_ms": round(statistics.quantiles([one for each in added for one in each], n=100)[98], 3),
+        }
+
+
+async def measure(ports: dict[str, int], row: Row, round_: int, options: argparse.Namespace) -> None:
     # Prompts of its own: the router remembers the tokens of those that it has seen.
-    rng = random.Random(f"{options.seed} {kind} {shared}")
-    half = prompt(rng, options.prompt_bytes // 2) if shared else ""
+    rng = random.Random(f"{options.seed} {row.kind} {row.shared} {round_}")
+    half = prompt(rng, options.prompt_bytes // 2) if row.shared else ""
     clients = {name: Client(port) for name, port in ports.items()}
     for client in clients.values():
         await client.open()
     taken: dict[str, list[float]] = {name: [] for name in ports}
-    for turn in range(options.requests + 20):
+    for turn in range(options.requests + _WARM):
         # Each goes first every other time.
         for name in sorted(ports, reverse=bool(turn % 2)):
             text = half + prompt(rng, options.prompt_bytes - len(half))
-            first, _ = await clients[name].ask(KINDS[kind][0], body(kind, text))
-            if turn >= 20:
+            first, _ = await clients[name].ask(KINDS[row.kind][0], body(row.kind, text))
+            if turn >= _WARM:
                 taken[name].append(first * 1000)
-    added = [routed - direct for routed, direct in zip(taken["router"], taken["direct"], strict=True)]
-    return {
-        "kind": f"{kind}, shared half" if shared else kind,
-        "prompt_bytes": options.prompt_bytes,
-        "requests": options.requests,
-        "direct_p50_ms": round(statistics.median(taken["direct"]), 3),
-        "router_p50_ms": round(statistics.median(taken["router"]), 3),
-        "added_p50_ms": round(statistics.median(added), 3),
-        "added_p99_ms": round(statistics.quantiles(added, n=100)[98], 3),
-    }
+    for client in clients.values():
+        client.close()
+    row.direct.append(taken["direct"])
+    row.router.append(taken["router"])
 
 
-async def serve(url: str) -> None:
+async def serve(url: str, settings: list[str]) -> None:
     """The router's own process: prints its port, and runs until its standard input closes."""
     sha256, tokenizer = tokenizer_of(cached(TINY))
-    async with running_router("checks.interval_s=1") as app:
+    async with running_router("checks.interval_s=1", *settings) as app:
         app.tokenizers.add(sha256, tokenizer)
         tell(app, replica("tiny-0", url, sha256=sha256))
         await eventually(lambda: app.view.targets["tiny-0"].parity == "ok", "parity with the engine", 30)
@@ -138,6 +166,7 @@ async def run(options: argparse.Namespace) -> list[dict[str, object]]:
                 __file__,
                 "--serve",
                 engine.url,
+                *(word for setting in options.set for word in ("--set", setting)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )
@@ -150,7 +179,11 @@ async def run(options: argparse.Namespace) -> list[dict[str, object]]:
                         raise RuntimeError("the router did not start")
                 ports = {"direct": engine.request.http_port, "router": int(line)}
                 halves = (False, True) if options.shared else (False,)
-                return [await measure(ports, kind, options, shared) for shared in halves for kind in KINDS]
+                rows = [Row(kind, shared) for shared in halves for kind in KINDS]
+                for round_ in range(options.rounds):
+                    for row in rows:
+                        await measure(ports, row, round_, options)
+                return [row.report(options) for row in rows]
             finally:
                 router.terminate()
                 await router.wait()
@@ -160,14 +193,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What the router adds to a request.")
     parser.add_argument("--engine", choices=("sim", "vllm"), default="sim")
     parser.add_argument("--prompt-bytes", type=int, default=2048)
-    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--requests", type=int, default=100, help="of each kind, in each round")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shared", action="store_true", help="also measure prompts that share their first half")
+    parser.add_argument("--set", action="append", default=[], help="a setting of the router, KEY=VALUE")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        uvloop.run(serve(options.serve))
+        uvloop.run(serve(options.serve, options.set))
         return
     rows = uvloop.run(run(options))
     if options.output == "json":
