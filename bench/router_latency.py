@@ -7,7 +7,7 @@
 
 One engine and one router, each in a process of its own; every prompt is new, so that neither side has it
 tokenized or cached, except in the rows named "shared half". In each round all kinds take their turn. `added_p50` is
-the median over the rounds of the median of the pairwise differences; beside it the least and the greatest of the rounds.
+the median over the rounds of the median of the pairwise differences; beside it the least and the greatest of rounds.
 """
 
 from __future__ import annotations

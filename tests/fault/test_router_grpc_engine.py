@@ -17,6 +17,7 @@ from stoker.common import rpc
 from stoker.common.errors import Code, StokerError
 from stoker.router.app import RouterApp
 from stoker.router.grpc.engine import EngineCall
+from stoker.router.grpc.prompt import of_generate
 from tests.fault.test_router_blame import router_before
 from tests.support.etcd import free_port
 from tests.support.router import replica, running_router, tell
@@ -127,11 +128,11 @@ async def test_the_deployments_bound_holds_though_the_replica_has_just_left() ->
     async with asked(token("one"), USAGE) as (app, _):
         pool = app.view.pools["tiny"]
         pool.max_output_tokens = 50
-        target = pool.targets["tiny-0"]
+        decided = app.router.choose(await app.router.plan(of_generate(REQUEST, REQUEST.SerializeToString())))
         tell(app, removed=["tiny-0"])
-        assert target.pool is None
-        call = EngineCall(app.engines, target, pool, REQUEST, {}, 1.0, app.config.limits)
-        assert json.loads(call._body)["max_tokens"] == 50
+        assert decided.target.pool is None
+        call = EngineCall(app.engines, decided, REQUEST, {}, 1.0, app.config.limits, "always")
+        assert json.loads(await call._sent.to(decided.target))["max_tokens"] == 50
         call.cancel()
 
 

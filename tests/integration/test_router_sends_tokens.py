@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import grpc
 import pytest
 import pytest_asyncio
 
+from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.local.model import cached
 from stoker.router.app import RouterApp
 from tests.support.engines import TINY, running_engine
@@ -97,6 +99,7 @@ class Ways:
 
     def __init__(self, text: RouterApp, tokens: RouterApp, client: aiohttp.ClientSession) -> None:
         self._ports = {"text": text.http_port, "tokens": tokens.http_port}
+        self.grpc_ports = {"text": text.rpc.port, "tokens": tokens.rpc.port}
         self._client = client
         self.sent: list[bytes] = []
         """The bodies that the engine was sent."""
@@ -104,14 +107,14 @@ class Ways:
             self._watch(app)
 
     def _watch(self, app: RouterApp) -> None:
-        call = app.engines.call
+        begin = app.engines.begin
 
         async def watched(method: str, url: str, body: bytes = b"", headers: Any = None) -> Any:
             if url.endswith("completions"):
                 self.sent.append(body)
-            return await call(method, url, body, headers)
+            return await begin(method, url, body, headers)
 
-        app.engines.call = watched  # type: ignore[method-assign]
+        app.engines.begin = watched  # type: ignore[method-assign]
 
     async def ask(self, way: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         async with self._client.post(f"http://127.0.0.1:{self._ports[way]}{path}", json=body) as answer:
@@ -154,6 +157,28 @@ async def test_a_completion(ways: Ways, name: str) -> None:
 async def test_a_chat(ways: Ways, name: str) -> None:
     body = {"model": "tiny", "messages": [ASKED], "max_tokens": 12, "temperature": 0} | CHATTED[name]
     await ways.alike(CHAT, body)
+
+
+@pytest.mark.parametrize("kind", ["text", "chat"])
+async def test_a_generation_over_grpc(ways: Ways, kind: str) -> None:
+    said = {}
+    ways.sent.clear()
+    for way in ("text", "text", "tokens"):
+        request = inference_pb2.GenerateRequest(model="tiny", return_token_ids=True)
+        request.sampling.max_tokens, request.sampling.temperature = 12, 0
+        if kind == "text":
+            request.text = TEXT
+        else:
+            request.chat.messages.add(role="user").content.add(text=TEXT)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ways.grpc_ports[way]}") as channel:
+            stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+            answers = [answer async for answer in stub.Generate(request, timeout=20)]
+        tokens = [token for answer in answers for token in answer.delta.token_ids]
+        said[way] = "".join(answer.delta.text for answer in answers), tokens, answers[-1].finished
+    assert said["tokens"] == said["text"]
+    assert len(said["text"][1]) == 12
+    assert (b"prompt_token_ids" in ways.sent[-1]) == (kind == "chat")
+    assert isinstance(json.loads(ways.sent[-1]).get("prompt", []), list)
 
 
 async def test_tokens_are_what_is_sent(ways: Ways) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stoker.router import core
 from stoker.router.fleet.pools import OK, Pool, Target
 from stoker.router.prompts.plan import TOKENS, Plan
-from stoker.router.prompts.prompt import CHAT, COMPLETIONS, Asked, Prompt
+from stoker.router.prompts.prompt import CHAT, COMPLETIONS
 from stoker.router.prompts.sent import Sent
 from tests.support.router import replica
 
@@ -36,8 +36,7 @@ def proved(sha256: str = "sha", parity: str = OK, *, takes_chats: bool = True) -
 
 
 async def sent(raw: bytes, api: str, plan: Plan, target: Target, send_tokens: Any = "always") -> bytes:
-    asked = Asked(api, "tiny", Prompt(raw), fields=json.loads(raw))
-    return await Sent(raw, asked, plan, send_tokens).to(target)
+    return await Sent(raw, api, json.loads(raw), plan, send_tokens).to(target)
 
 
 @given(

@@ -152,7 +152,12 @@ class RouterApp:
         self.rpc = rpc.RpcServer.bind(self.config.listen.grpc, services, tls=self._secure, shared=self._shared)
         direct = self.config.grpc_path == "engine" or (self.config.grpc_path == "auto" and self._secure is None)
         inference = InferenceServer(
-            self.router, self.channels, self.config.limits, self._own_pass, self.engines if direct else None
+            self.router,
+            self.channels,
+            self.config.limits,
+            self._own_pass,
+            self.engines if direct else None,
+            self.config.tokenizer.send_tokens,
         )
         inference.add_to(self.rpc.server)
         router_pb2_grpc.add_RouterServiceServicer_to_server(

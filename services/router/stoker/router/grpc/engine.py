@@ -19,8 +19,10 @@ from stoker.common.http1 import Broken, Exchange
 from stoker.openai import body as openai_body
 from stoker.openai.stream import EventStream, SlowReader, refusal
 from stoker.router.config import LimitsConfig
-from stoker.router.fleet.pools import Pool, Target
+from stoker.router.decisions.decided import Decided
 from stoker.router.http.engines import Engines
+from stoker.router.http.reading import ROUTES
+from stoker.router.prompts.sent import SendTokens, Sent
 
 _MOST_ERROR_BYTES = 1 << 20
 # An engine that has said it is done ends its response at once; one that does not loses its connection.
@@ -35,26 +37,28 @@ class EngineCall:
     def __init__(
         self,
         engines: Engines,
-        target: Target,
-        pool: Pool,
+        decided: Decided,
         request: inference_pb2.GenerateRequest,
         headers: Mapping[str, str],
         seconds: float,
         limits: LimitsConfig,
+        send_tokens: SendTokens,
     ) -> None:
-        """It ends after `seconds` at the latest. `pool`'s bounds hold: `target` may have left it since.
+        """It ends after `seconds` at the latest. The plan's pool has the bounds: its target may have left it since.
 
         Raises InvalidRequest for what no engine takes.
         """
+        plan, target = decided.plan, decided.target
         path, body = openai_body.build(
             request,
             request.model,
-            max_model_len=pool.max_model_len,
-            max_output=pool.max_output_tokens,
+            max_model_len=plan.pool.max_model_len,
+            max_output=plan.pool.max_output_tokens,
         )
         self._engines = engines
         self._url = target.url + path
-        self._body = _encode(body)
+        self._target = target
+        self._sent = Sent(_encode(body), ROUTES[path], body, plan, send_tokens)
         self._headers = {"Content-Type": "application/json", "X-Request-Id": request.request_id, **headers}
         self._limits = limits
         self._loop = asyncio.get_running_loop()
@@ -95,7 +99,8 @@ class EngineCall:
             return None
         async with asyncio.timeout_at(self._ends):
             if self._exchange is None:
-                self._exchange = await self._engines.begin("POST", self._url, self._body, self._headers)
+                body = await self._sent.to(self._target)
+                self._exchange = await self._engines.begin("POST", self._url, body, self._headers)
                 return _STARTED  # goes out while the engine works
             if not self._answered:
                 await self._exchange.head()

@@ -29,6 +29,7 @@ from stoker.router.grpc.prompt import of_embed, of_generate, of_tokenize, reques
 from stoker.router.http.engines import EngineFailed, Engines
 from stoker.router.prompts.plan import Plan
 from stoker.router.prompts.prompt import Asked
+from stoker.router.prompts.sent import SendTokens
 
 log = structlog.get_logger(__name__)
 
@@ -69,12 +70,14 @@ class InferenceServer:
         limits: LimitsConfig,
         own_pass: Callable[[], str] = str,
         engines: Engines | None = None,
+        send_tokens: SendTokens = "never",
     ) -> None:
-        """Generations go to `engines`, where given, or by node agents.
+        """Generations go to `engines`, where given, or by node agents: text, which those tokenize anew.
 
         `own_pass` gives the ticket that nodes ask for, empty where they do not.
         """
         self._engines = engines
+        self._send_tokens = send_tokens
         self._own_pass = own_pass
         self._router = router
         self._channels = channels
@@ -175,7 +178,7 @@ class InferenceServer:
         seconds = self._time_left(context, course.since)
         if self._engines is not None:
             headers = {**_trace(context, span), **target.headers}
-            return EngineCall(self._engines, target, decided.plan.pool, request, headers, seconds, self._limits)
+            return EngineCall(self._engines, decided, request, headers, seconds, self._limits, self._send_tokens)
         return self._channels.stream(target.record.agent_endpoint, f"/{SERVICE}/Generate")(
             request.SerializeToString(), timeout=seconds, metadata=self._shown(context, target, span)
         )

@@ -141,7 +141,8 @@ class OpenAIServer:
             tracing.planned(call.span, plan)
             answer = self._continuing.continuations.begin(asked, plan, asked.fields)
             noted = None if answer is None else Noted(answer)
-            sent = Sent(raw if noted is None else noted.asking(raw), asked, plan, self._send_tokens)
+            body = raw if noted is None else noted.asking(raw)
+            sent = Sent(body, asked.api, asked.fields, plan, self._send_tokens)
             return await self._serve(call, plan, sent, noted)
 
     @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ import numpy as np
 from stoker.router.fleet.pools import Target
 from stoker.router.prompts.decode import Partly
 from stoker.router.prompts.plan import Plan
-from stoker.router.prompts.prompt import CHAT, COMPLETIONS, Asked
+from stoker.router.prompts.prompt import CHAT, COMPLETIONS
 
 SendTokens = Literal["never", "completions", "always"]
 
@@ -42,12 +42,13 @@ _encode = msgspec.json.Encoder().encode
 class Sent:
     """One request's body, for each replica that it is sent to."""
 
-    def __init__(self, raw: bytes, asked: Asked, plan: Plan, send_tokens: SendTokens) -> None:
+    def __init__(self, raw: bytes, api: str, fields: Mapping[str, Any], plan: Plan, send_tokens: SendTokens) -> None:
+        """`fields` are those of `raw`, which are looked at for what needs the text."""
         self._text = raw
         self._tokens: bytes | None = None
         self._plan = plan
-        self._chat = asked.api == CHAT
-        self._may = _may(asked.api, asked.fields, plan, send_tokens)
+        self._chat = api == CHAT
+        self._may = _may(api, fields, plan, send_tokens)
 
     async def to(self, target: Target) -> bytes:
         """The body for a replica. Text goes to those not proved to read it as this router does."""
