@@ -20,13 +20,17 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import grpc
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.local.model import cached
 from tests.support.engines import TINY, running_engine
 from tests.support.router import replica, running_router, tell, tokenizer_of
@@ -37,7 +41,11 @@ KINDS = {
     "completion stream": ("/v1/completions", True),
     "chat": ("/v1/chat/completions", False),
     "chat stream": ("/v1/chat/completions", True),
+    "gRPC": ("/v1/completions", True),
 }
+EMPTY = "gRPC, empty stream"
+"""What grpc.aio takes by itself: as many messages, from a handler that does nothing."""
+_EMPTY_METHOD = "/bench.Empty/Stream"
 
 
 class Client:
@@ -72,6 +80,41 @@ class Client:
             await self._reader.readexactly(size + 2)
             if not size:
                 return first - started, time.perf_counter() - started
+
+
+class GrpcClient:
+    """One channel, typed messages, as any client has it."""
+
+    def __init__(self, port: int) -> None:
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        stub: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._generate = stub.Generate
+        self._empty = self._channel.unary_stream(
+            _EMPTY_METHOD,
+            request_serializer=inference_pb2.GenerateRequest.SerializeToString,
+            response_deserializer=inference_pb2.GenerateResponse.FromString,
+        )
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def ask(self, text: str, *, empty: bool = False) -> tuple[float, float]:
+        """Seconds to the first output, and to the end of the stream."""
+        started, first = time.perf_counter(), 0.0
+        sampling = inference_pb2.Sampling(max_tokens=1, temperature=0)
+        request = inference_pb2.GenerateRequest(model="tiny", text=text, sampling=sampling)
+        async for message in (self._empty if empty else self._generate)(request):
+            if message.HasField("delta"):
+                first = first or time.perf_counter()
+        return first - started, time.perf_counter() - started
+
+
+async def _empty(raw: bytes, context: object) -> AsyncIterator[bytes]:
+    """The messages of the shortest generation."""
+    started = inference_pb2.Started(request_id="0" * 32, replica_id="tiny-0", reason="ring")
+    yield inference_pb2.GenerateResponse(started=started).SerializeToString()
+    yield inference_pb2.GenerateResponse(delta=inference_pb2.Delta(text=" the")).SerializeToString()
+    yield inference_pb2.GenerateResponse(finished=inference_pb2.Finished()).SerializeToString()
 
 
 _WARM = 10
@@ -128,31 +171,41 @@ async def measure(ports: dict[str, int], row: Row, round_: int, options: argpars
     # Prompts of its own: the router remembers the tokens of those that it has seen.
     rng = random.Random(f"{options.seed} {row.kind} {row.shared} {round_}")
     half = prompt(rng, options.prompt_bytes // 2) if row.shared else ""
-    clients = {name: Client(port) for name, port in ports.items()}
+    clients = {name: Client(ports[name]) for name in ("direct", "router")}
     for client in clients.values():
         await client.open()
-    taken: dict[str, list[float]] = {name: [] for name in ports}
+    streams = GrpcClient(ports["grpc"])
+    taken: dict[str, list[float]] = {name: [] for name in clients}
     for turn in range(options.requests + _WARM):
         # Each goes first every other time.
-        for name in sorted(ports, reverse=bool(turn % 2)):
+        for name in sorted(clients, reverse=bool(turn % 2)):
             text = half + prompt(rng, options.prompt_bytes - len(half))
-            first, _ = await clients[name].ask(KINDS[row.kind][0], body(row.kind, text))
+            if row.kind == EMPTY:
+                first, _ = (0.0, 0.0) if name == "direct" else await streams.ask(text, empty=True)
+            elif row.kind == "gRPC" and name == "router":
+                first, _ = await streams.ask(text)
+            else:
+                first, _ = await clients[name].ask(KINDS[row.kind][0], body(row.kind, text))
             if turn >= _WARM:
                 taken[name].append(first * 1000)
     for client in clients.values():
         client.close()
+    await streams.close()
     row.direct.append(taken["direct"])
     row.router.append(taken["router"])
 
 
 async def serve(url: str, settings: list[str]) -> None:
-    """The router's own process: prints its port, and runs until its standard input closes."""
+    """The router's own process: prints its ports, and runs until its standard input closes."""
     sha256, tokenizer = tokenizer_of(cached(TINY))
     async with running_router("checks.interval_s=1", *settings) as app:
         app.tokenizers.add(sha256, tokenizer)
         tell(app, replica("tiny-0", url, sha256=sha256))
         await eventually(lambda: app.view.targets["tiny-0"].parity == "ok", "parity with the engine", 30)
-        sys.stdout.write(f"{app.http_port}\n")
+        name, method = _EMPTY_METHOD[1:].split("/")
+        empty: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {method: grpc.unary_stream_rpc_method_handler(_empty)}
+        app.rpc.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, empty),))
+        sys.stdout.write(f"{app.http_port} {app.rpc.port}\n")
         sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.read)
 
@@ -173,13 +226,14 @@ async def run(options: argparse.Namespace) -> list[dict[str, object]]:
             try:
                 assert router.stdout is not None
                 line = b""
-                while not line.strip().isdigit():
+                while not line.replace(b" ", b"").strip().isdigit():
                     line = await asyncio.wait_for(router.stdout.readline(), 60)
                     if not line:
                         raise RuntimeError("the router did not start")
-                ports = {"direct": engine.request.http_port, "router": int(line)}
+                http, rpc = map(int, line.split())
+                ports = {"direct": engine.request.http_port, "router": http, "grpc": rpc}
                 halves = (False, True) if options.shared else (False,)
-                rows = [Row(kind, shared) for shared in halves for kind in KINDS]
+                rows = [Row(kind, shared) for shared in halves for kind in KINDS] + [Row(EMPTY, False)]
                 for round_ in range(options.rounds):
                     for row in rows:
                         await measure(ports, row, round_, options)
