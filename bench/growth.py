@@ -13,12 +13,13 @@ import json
 import sys
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from random import Random
 from statistics import median
 from time import thread_time
+
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

@@ -7,9 +7,9 @@ import random
 import re
 import tracemalloc
 import weakref
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.router import core

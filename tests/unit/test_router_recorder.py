@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 from prometheus_client import REGISTRY
 
 from stoker.router import core
@@ -34,8 +35,8 @@ def counted(result: str) -> float:
 def ended(tenant: str = "", keys: int = len(KEYS), at: float = 12.0) -> Ended:
     view = view_of("a", "b")
     taken = decided(view, waited_s=0.5)
-    request = replace(taken.plan.request, tenant=tenant, keys=KEYS[:keys])
-    taken = Decided(replace(taken.plan, request=request), taken.decision, taken.target, taken.at, taken.since)
+    request = structs.replace(taken.plan.request, tenant=tenant, keys=KEYS[:keys])
+    taken = Decided(structs.replace(taken.plan, request=request), taken.decision, taken.target, taken.at, taken.since)
     replica = taken.plan.pool.fleet.replicas[taken.target.id]
     return Ended(taken, replica, core.Outcome.OK, at, 10.25, 32, 7)
 

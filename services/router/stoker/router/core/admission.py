@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from random import Random
+
+from msgspec.structs import replace
 
 from stoker.common.errors import Exhausted, StokerError
 from stoker.router.core.decide import copies, decide

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+import msgspec
+
 
 class Tier(IntEnum):
     """Where a replica holds a KV block. Lower is faster."""
@@ -58,8 +60,7 @@ class Replica:
     ready_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """What the router knows of a request: block keys (u64) of its full blocks, and sizes in tokens.
 
     `exclude` names replicas that already failed this request. `session` (u64, 0 for none) stands for the caller's
@@ -130,8 +131,7 @@ class Decision(NamedTuple):
     considered: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatched:
+class Dispatched(msgspec.Struct, frozen=True):
     """A request on its way to a replica, as its router tells the others.
 
     `keys` (u64) are those of its blocks that the replica's digest does not show, in order; `prefill_tokens` what

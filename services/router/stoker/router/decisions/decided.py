@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from stoker.router import core
 from stoker.router.fleet.pools import Target
@@ -26,8 +27,7 @@ _CANDIDATE_BYTES = 80
 _SHARED_BYTES = 2560
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(msgspec.Struct, frozen=True):
     """A decision that was taken. Times in seconds of the router's clock."""
 
     plan: Plan

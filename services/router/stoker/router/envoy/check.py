@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from stoker.common import otel
 from stoker.common.errors import NotFound, StokerError

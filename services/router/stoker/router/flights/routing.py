@@ -6,9 +6,10 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
+
+from msgspec.structs import replace
 
 from stoker.common.errors import Exhausted, InvalidRequest, Unavailable
 from stoker.router import core, metrics

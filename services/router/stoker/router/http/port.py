@@ -9,10 +9,10 @@ import asyncio
 import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import cast
 
 import httptools
+import msgspec
 
 from stoker.common.errors import InvalidRequest, StokerError
 from stoker.common.tls import Tls
@@ -29,8 +29,7 @@ SPARE_CONNECTIONS = 256
 _PHRASES = {200: "OK"}
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """A request as it came to Envoy, or here. Header names are in lower case; of several alike the first counts."""
 
     method: str
@@ -42,8 +41,7 @@ class Ask:
     """The engines, ip:port, of which one must be chosen; None for any."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What to say. Envoy lets a request pass at 200, with these headers; anything else is for its client."""
 
     status: int

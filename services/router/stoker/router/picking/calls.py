@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+from stoker.api.registry.v1 import records_pb2
 from stoker.api.router.v1 import router_pb2
 from stoker.common.errors import InvalidRequest, StokerError
 from stoker.router import metrics
+from stoker.router.fleet.pools import Target
 from stoker.router.flights.routing import Router
 from stoker.router.grpc.prompt import of_generate, of_tokenized, request_id_of
 from stoker.router.picking.picker import Picked, Picker
@@ -24,6 +26,8 @@ _EVENTS = {
     router_pb2.PICK_EVENT_DROPPED: Event.DROPPED,
 }
 
+_MOST_PLACES = 16_384
+
 
 class PickCalls:
     """What callers of both transports ask."""
@@ -31,6 +35,8 @@ class PickCalls:
     def __init__(self, router: Router, picker: Picker) -> None:
         self._router = router
         self.picker = picker
+        # Made once for each announcement of a replica: to make them anew would be half of an answer's cost.
+        self._places: dict[str, tuple[records_pb2.Replica, router_pb2.Place]] = {}
 
     def pick(
         self, request: router_pb2.PickRequest, metadata: Mapping[str, str]
@@ -53,7 +59,7 @@ class PickCalls:
         except Exception as error:
             _count(error)
             raise
-        return _answer(picked) if isinstance(picked, Picked) else _answer_later(picked)
+        return self._answer(picked) if isinstance(picked, Picked) else self._answer_later(picked)
 
     def report(self, request: router_pb2.ReportPicksRequest) -> router_pb2.ReportPicksResponse:
         """What became of picked requests. Raises InvalidRequest."""
@@ -65,13 +71,41 @@ class PickCalls:
                 self.picker.picks.tell(report.pick_id, event, report.place, fault=report.fault)
         return router_pb2.ReportPicksResponse()
 
+    async def _answer_later(self, picked: Coroutine[Any, Any, Picked]) -> router_pb2.PickResponse:
+        try:
+            return self._answer(await picked)
+        except (Exception, asyncio.CancelledError) as error:
+            _count(error)
+            raise
 
-async def _answer_later(picked: Coroutine[Any, Any, Picked]) -> router_pb2.PickResponse:
-    try:
-        return _answer(await picked)
-    except (Exception, asyncio.CancelledError) as error:
-        _count(error)
-        raise
+    def _answer(self, picked: Picked) -> router_pb2.PickResponse:
+        return router_pb2.PickResponse(
+            pick_id=picked.pick_id,
+            request_id=picked.request_id,
+            places=[self._place(target) for target in picked.places],
+            reason=picked.decided.decision.reason.value,
+            prompt_tokens=picked.tokens,
+            predicted_cached_tokens=picked.cached_tokens,
+            expires_in_ms=int(1000 * picked.expires_in),
+            waited_ms=int(1000 * picked.waited),
+            ticket=picked.ticket,
+        )
+
+    def _place(self, target: Target) -> router_pb2.Place:
+        known = self._places.get(target.id)
+        if known is not None and known[0] is target.record:
+            return known[1]
+        if len(self._places) >= _MOST_PLACES:
+            self._places.clear()
+        record = target.record
+        place = router_pb2.Place(
+            replica_id=record.replica_id,
+            agent_endpoint=record.agent_endpoint,
+            http_url=target.url,
+            rank=target.rank,
+        )
+        self._places[target.id] = record, place
+        return place
 
 
 def _count(error: BaseException) -> None:
@@ -92,25 +126,3 @@ def _asked(request: router_pb2.PickRequest) -> tuple[Asked, str]:
             return of_tokenized(request.tokenized), request.tokenized.request_id
         case _:
             raise InvalidRequest.field("subject", "give one of request and tokenized")
-
-
-def _answer(picked: Picked) -> router_pb2.PickResponse:
-    return router_pb2.PickResponse(
-        pick_id=picked.pick_id,
-        request_id=picked.request_id,
-        places=[
-            router_pb2.Place(
-                replica_id=target.record.replica_id,
-                agent_endpoint=target.record.agent_endpoint,
-                http_url=target.url,
-                rank=target.rank,
-            )
-            for target in picked.places
-        ],
-        reason=picked.decided.decision.reason.value,
-        prompt_tokens=picked.tokens,
-        predicted_cached_tokens=picked.cached_tokens,
-        expires_in_ms=int(1000 * picked.expires_in),
-        waited_ms=int(1000 * picked.waited),
-        ticket=picked.ticket,
-    )

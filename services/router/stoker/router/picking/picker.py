@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from stoker.common import otel
 from stoker.common.errors import Exhausted
@@ -28,8 +29,7 @@ _SPAN = "pick"
 _NO_HEADERS: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Picked:
+class Picked(msgspec.Struct, frozen=True):
     """Where a request goes. Times are in seconds; `tokens` are None where they could not be counted."""
 
     pick_id: str

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
+from msgspec.structs import replace
 
 from stoker.common.errors import Unavailable
 from stoker.router import metrics

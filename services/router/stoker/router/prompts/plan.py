@@ -11,10 +11,10 @@ import time
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
 
 import msgspec
 import xxhash
+from msgspec.structs import replace
 
 from stoker.common.blocks import block_keys, pack_tokens, root_key
 from stoker.common.errors import FieldViolation, InvalidRequest
@@ -43,8 +43,7 @@ _BYTES_DOMAIN = "\0bytes"
 _SESSION_DOMAIN = "\0session"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """A request ready to be decided. `tokens` is None where they could not be had: then `why` says why."""
 
     pool: Pool
@@ -67,8 +66,7 @@ Basis = tuple[ModelTokenizer | None, int, int, int]
 """What a plan rests on beside the request: tokenizer, block size, and the pool's limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(msgspec.Struct, frozen=True):
     keys: Sequence[int]
     tokens: int
     source: str

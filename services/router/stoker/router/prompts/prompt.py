@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 
 from stoker.common.errors import InvalidRequest
@@ -22,8 +22,7 @@ _MOST_KEYS = 1_000_000
 _LONGEST_NUMBER = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenized:
+class Tokenized(msgspec.Struct, frozen=True):
     """A prompt that its caller tokenized: token ids as little-endian u32, or else the keys of its full blocks (u64).
 
     `tokens` and `block_size`, in tokens, go with the keys.
@@ -53,8 +52,7 @@ def keyed(keys: Sequence[int], tokens: int, block_size: int) -> Tokenized:
     return Tokenized(keys=list(keys), tokens=tokens, block_size=block_size)
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """One of `texts`, `token_ids`, `conversation` and `tokenized` is set, or none where this router cannot read the
     prompt.
 
@@ -82,8 +80,7 @@ class Prompt:
         return len(self.raw)
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A request body, read as far as routing needs."""
 
     api: str
@@ -94,7 +91,7 @@ class Asked:
     """`session_id` over gRPC, `prompt_cache_key` over HTTP."""
     priority: int = 0
     """Lower is sooner."""
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 def asked_in_tokens(
