@@ -7,6 +7,8 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil, sqrt
+from operator import attrgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Job:
     priority: int = 0
     weight: float = 1.0
     session: int = 0
+    own_blocks: int = 0
+    """Blocks beside those of `keys` that it holds while it runs: of its output, and of a prompt that nobody shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Hardware:
     """Tokens a step computes at most, with batching."""
     cores: int = 0
     """Replicas that can compute at once without slowing each other; 0: all of them."""
+    max_seqs: int = 0
+    """Requests in one batch at most, with batching; 0: as many as the cache has room for."""
 
 
 @dataclass(slots=True)
@@ -81,14 +87,15 @@ class Outcome:
 
     def wait(self, share: float) -> float:
         """A quantile of the wait before prefill."""
-        return _quantile(self.waits, share)
+        return quantile(self.waits, share)
 
     def ttft(self, share: float) -> float:
         """A quantile of the time to the first token."""
-        return _quantile(self.ttfts, share)
+        return quantile(self.ttfts, share)
 
 
-def _quantile(values: list[float], share: float) -> float:
+def quantile(values: Sequence[float], share: float) -> float:
+    """A quantile of some values, not a number where there are none."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
 
 
@@ -117,17 +124,21 @@ class Clock:
 
 
 class Cache:
-    """A replica's KV blocks: least recently used out first, a prompt's tail before its head, pins stay."""
+    """A replica's KV blocks: least recently used out first, a prompt's tail before its head, pins stay.
+
+    `own` blocks are those that nobody else can use, of a request that runs: they have no key and go with it.
+    """
 
     def __init__(self, blocks: int) -> None:
         self._limit = blocks
+        self._own = 0
         self._blocks: OrderedDict[int, None] = OrderedDict()
         self._pins: dict[int, int] = {}
 
     @property
     def pinned(self) -> int:
         """Blocks in use by running requests."""
-        return len(self._pins)
+        return len(self._pins) + self._own
 
     def hit(self, keys: Sequence[int]) -> int:
         """How many leading blocks are here."""
@@ -138,29 +149,31 @@ class Cache:
             depth += 1
         return depth
 
-    def fits(self, keys: Sequence[int]) -> bool:
+    def fits(self, keys: Sequence[int], own: int = 0) -> bool:
         """Whether the prompt fits beside what is pinned."""
-        return sum(key not in self._pins for key in keys) + len(self._pins) <= self._limit
+        return sum(key not in self._pins for key in keys) + own + self.pinned <= self._limit
 
-    def take(self, keys: Sequence[int]) -> tuple[list[int], list[int]]:
+    def take(self, keys: Sequence[int], own: int = 0) -> tuple[list[int], list[int]]:
         """Pin a prompt's blocks, evicting what must go; return the keys that came and those that went."""
         for key in keys:
             self._pins[key] = self._pins.get(key, 0) + 1
+        self._own += own
         came = [key for key in keys if key not in self._blocks]
         for key in reversed(keys):
             self._blocks[key] = None
             self._blocks.move_to_end(key)
         went = []
-        if len(self._blocks) > self._limit:
-            excess = len(self._blocks) - self._limit
+        excess = len(self._blocks) + self._own - self._limit
+        if excess > 0:
             loose = (key for key in self._blocks if key not in self._pins)
             went = list(itertools.islice(loose, excess))
             for key in went:
                 del self._blocks[key]
         return came, went
 
-    def free(self, keys: Sequence[int]) -> None:
+    def free(self, keys: Sequence[int], own: int = 0) -> None:
         """Unpin a prompt's blocks and make them the most recently used."""
+        self._own -= own
         for key in reversed(keys):
             if key in self._blocks:
                 self._blocks.move_to_end(key)
@@ -171,16 +184,16 @@ class Cache:
                 del self._pins[key]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Run:
     """A job on its way through a replica."""
 
     job: Job
     arrived: float
     done: Callable[[bool], None]  # called at the first token (False) and at the end (True)
+    number: int = 0  # in order of admission
     uncached: float = 0.0
     came: list[int] = field(default_factory=list)
-    decoded: int = 0
 
 
 class Machine:
@@ -196,8 +209,35 @@ class Machine:
         return max(1.0, self.busy / self._cores) if self._cores else 1.0
 
 
+@dataclass(slots=True)
+class _Stretch:
+    """Steps that follow each other with nothing but decoding in them: they are one event."""
+
+    began: float
+    steps: int
+    first_s: float  # time of the first step
+    more_s: float  # by which each is longer than the one before
+
+    def seconds(self, steps: int) -> float:
+        return steps * self.first_s + self.more_s * (steps * (steps - 1) / 2)
+
+    def begun_by(self, seconds: float) -> int:
+        """How many steps have begun by then, not more than there are."""
+        if self.more_s:
+            half = self.first_s - self.more_s / 2
+            begun = ceil((sqrt(half * half + 2 * self.more_s * seconds) - half) / self.more_s - 1e-9)
+        else:
+            begun = ceil(seconds / self.first_s - 1e-9)
+        return min(self.steps, max(1, begun))
+
+
 class Engine:
-    """A replica: a queue, a cache, and steps that compute."""
+    """A replica: a queue, a cache, and steps that compute.
+
+    Every step that prefills is an event. Those that only decode differ by the context that has grown, so all
+    until the next end are one event, cut short where a request comes that can join: the times are those of a
+    step-by-step account, at a cost by request and not by token.
+    """
 
     def __init__(self, name: str, hardware: Hardware, clock: Clock, machine: Machine, outcome: Outcome) -> None:
         self.name = name
@@ -209,8 +249,39 @@ class Engine:
         self._machine = machine
         self._outcome = outcome
         self._queue: deque[_Run] = deque()
-        self._running: list[_Run] = []
+        self._prefilling: deque[_Run] = deque()
+        self._decoding: list[tuple[int, int, _Run]] = []  # heap by the step that is the last
+        self._numbers = itertools.count()
+        self._step_number = 0
+        self._context = 0  # of all that decode, tokens
+        self._kv_tokens = 0  # that all requests here will have had in the end
+        self._generated = 0
+        self._stretch: _Stretch | None = None
+        self._due = 0  # the event that counts: those that were cut short are passed over
         self._busy = False
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are not in the batch."""
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is here."""
+        return not self._busy and not self._queue
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        if self._stretch is None:
+            return self._generated
+        ended = self._stretch.begun_by(self._clock.now - self._stretch.began) - 1
+        return self._generated + ended * len(self._decoding)
 
     def load(self, kv_weight: float) -> float:
         """Queued prefill and active KV, in tokens, as an agent would report it."""
@@ -219,30 +290,39 @@ class Engine:
             - min(run.job.prompt_tokens, self.hardware.block_size * self.cache.hit(run.job.keys))
             for run in self._queue
         )
-        kv = sum(run.job.prompt_tokens + run.job.output_tokens for run in (*self._queue, *self._running))
-        return waiting + sum(run.uncached for run in self._running) + kv_weight * kv
+        return waiting + sum(run.uncached for run in self._prefilling) + kv_weight * self._kv_tokens
 
     def submit(self, job: Job, done: Callable[[bool], None], arrived: float) -> None:
         """Queue a job that came at `arrived`; `done(False)` follows at its first token, `done(True)` at its end."""
+        self._kv_tokens += job.prompt_tokens + job.output_tokens
         self._queue.append(_Run(job, arrived, done))
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._busy:
-            return
-        self._admit()
-        if self._running:
+        if self._stretch is not None:
+            self._cut(self._stretch)
+        elif not self._busy:
             self._busy = True
             self._machine.busy += 1
+            self._admit()
             self._step()
 
+    def _cut(self, stretch: _Stretch) -> None:
+        """End the steps that only decode with the one that is under way, if who comes can then join."""
+        if len(self._queue) > 1 or not self._joins(self._queue[0].job):
+            return
+        begun = stretch.begun_by(self._clock.now - stretch.began)
+        if begun < stretch.steps:
+            stretch.steps = begun
+            self._finish_after(max(0.0, stretch.began + stretch.seconds(begun) - self._clock.now), ())
+
+    def _joins(self, job: Job) -> bool:
+        if not self.running:
+            return True
+        hardware = self.hardware
+        free = hardware.batching and (not hardware.max_seqs or self.running < hardware.max_seqs)
+        return free and self.cache.fits(job.keys, job.own_blocks)
+
     def _admit(self) -> None:
-        while self._queue and (self.hardware.batching or not self._running):
-            run = self._queue[0]
-            if self._running and not self.cache.fits(run.job.keys):
-                return
-            self._queue.popleft()
-            self._begin(run)
+        while self._queue and self._joins(self._queue[0].job):
+            self._begin(self._queue.popleft())
 
     def _begin(self, run: _Run) -> None:
         job, outcome = run.job, self._outcome
@@ -252,49 +332,88 @@ class Engine:
         outcome.waits.append(self._clock.now - run.arrived)
         outcome.served[self.name] = outcome.served.get(self.name, 0) + 1
         run.uncached = job.prompt_tokens - min(job.prompt_tokens, hit * self.hardware.block_size)
-        run.came, went = self.cache.take(job.keys)
+        run.came, went = self.cache.take(job.keys, job.own_blocks)
+        run.number = next(self._numbers)
         self.removed += went
-        self._running.append(run)
+        self._prefilling.append(run)
 
     def _step(self) -> None:
-        """Compute one chunk (batching) or one whole prefill, and decode once for the rest."""
+        """Compute one chunk (batching) or one whole prefill, and decode once for the rest; or only decode."""
+        hardware, decoding = self.hardware, len(self._decoding)
+        first_s = more_s = 0.0
+        if decoding:
+            first_s = hardware.decode_s + decoding * hardware.sequence_s + self._context * hardware.context_s
+            more_s = decoding * hardware.context_s
+        if self._prefilling:
+            plan, seconds = self._prefill()
+            self._finish_after((seconds + first_s) * self._machine.slowdown, plan)
+            return
+        # How many share the machine can change with every step.
+        steps = 1 if hardware.cores else self._decoding[0][0] - self._step_number
+        slowdown = self._machine.slowdown
+        stretch = self._stretch = _Stretch(self._clock.now, steps, first_s * slowdown, more_s * slowdown)
+        self._finish_after(stretch.seconds(steps), ())
+
+    def _prefill(self) -> tuple[list[tuple[_Run, float]], float]:
+        """Who gets how many tokens of the next step, and the seconds that these take."""
         hardware = self.hardware
         budget = float(hardware.chunk_tokens) if hardware.batching else float("inf")
-        plan: list[tuple[_Run, float]] = []
-        seconds = 0.0
-        decoding = context = 0
-        for run in self._running:
-            if run.decoded:
-                decoding += 1
-                context += run.job.prompt_tokens + run.decoded
-                plan.append((run, 0.0))
-            elif budget > 0:
-                tokens = min(budget, run.uncached)
-                budget -= tokens
-                before = run.job.prompt_tokens - run.uncached
-                seconds += tokens / hardware.prefill_rate + tokens * (before + tokens / 2) * hardware.attended_s
-                seconds += hardware.request_s if run.uncached - tokens <= 0 else 0.0
-                plan.append((run, tokens))
-        if decoding:
-            seconds += hardware.decode_s + decoding * hardware.sequence_s + context * hardware.context_s
-        self._clock.after(seconds * self._machine.slowdown, lambda: self._finish(plan))
+        plan, seconds = [], 0.0
+        for run in self._prefilling:
+            if budget <= 0:
+                break
+            tokens = min(budget, run.uncached)
+            budget -= tokens
+            before = run.job.prompt_tokens - run.uncached
+            seconds += tokens / hardware.prefill_rate + tokens * (before + tokens / 2) * hardware.attended_s
+            seconds += hardware.request_s if run.uncached - tokens <= 0 else 0.0
+            plan.append((run, tokens))
+        return plan, seconds
 
-    def _finish(self, plan: list[tuple[_Run, float]]) -> None:
+    def _finish_after(self, seconds: float, plan: Sequence[tuple[_Run, float]]) -> None:
+        self._due += 1
+        due = self._due
+        self._clock.after(seconds, lambda: self._finish(plan) if due == self._due else None)
+
+    def _finish(self, plan: Sequence[tuple[_Run, float]]) -> None:
+        if self._decoding:
+            steps, self._stretch = self._stretch.steps if self._stretch else 1, None
+            self._step_number += steps
+            self._context += steps * len(self._decoding)
+            self._generated += steps * len(self._decoding)
+        ended = []
+        while self._decoding and self._decoding[0][0] <= self._step_number:
+            ended.append(heapq.heappop(self._decoding)[2])
         for run, tokens in plan:
             run.uncached -= tokens
-            if run.uncached <= 0:
-                if not run.decoded:
-                    self._outcome.ttfts.append(self._clock.now - run.arrived)
-                    self.stored += run.came
-                    run.done(False)
-                run.decoded += 1
-                if run.decoded >= run.job.output_tokens or not self.hardware.decode_s:
-                    self._running.remove(run)
-                    self.cache.free(run.job.keys)
-                    run.done(True)
+        prefilled = [run for run, _ in plan if run.uncached <= 0]
+        for run in sorted((*ended, *prefilled), key=attrgetter("number")):
+            if run in prefilled:
+                self._first_token(run)
+            else:
+                self._context -= run.job.prompt_tokens + run.job.output_tokens
+                self._end(run)
         self._admit()
-        if self._running:
+        if self.running:
             self._step()
         else:
             self._busy = False
             self._machine.busy -= 1
+
+    def _first_token(self, run: _Run) -> None:
+        self._prefilling.popleft()  # in order of admission: who is done has nobody before it
+        self._outcome.ttfts.append(self._clock.now - run.arrived)
+        self._generated += 1
+        self.stored += run.came
+        run.done(False)
+        more = run.job.output_tokens - 1
+        if more > 0 and self.hardware.decode_s:
+            heapq.heappush(self._decoding, (self._step_number + more, run.number, run))
+            self._context += run.job.prompt_tokens + 1
+        else:
+            self._end(run)
+
+    def _end(self, run: _Run) -> None:
+        self._kv_tokens -= run.job.prompt_tokens + run.job.output_tokens
+        self.cache.free(run.job.keys, run.job.own_blocks)
+        run.done(True)

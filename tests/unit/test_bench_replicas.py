@@ -1,0 +1,81 @@
+"""The quick model of a replica against the step-by-step one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import pytest
+
+from stoker.bench.replicas import Clock, Engine, Hardware, Job, Machine, Outcome
+from tests.support.stepwise_engine import StepwiseEngine
+
+Marks = list[tuple[int, bool, float]]
+
+BATCHING = Hardware(
+    block_size=32,
+    kv_blocks=400,
+    prefill_rate=4_000.0,
+    request_s=0.004,
+    decode_s=0.011,
+    sequence_s=0.0005,
+    context_s=2e-7,
+    attended_s=1e-8,
+    batching=True,
+    chunk_tokens=512,
+)
+
+
+def jobs(seed: int, count: int = 300, rate: float = 4.0) -> list[Job]:
+    """Ten prefixes that come again, tails of their own, some prompts wholly cached, some answers of one token."""
+    rng = Random(seed)
+    families = [[rng.getrandbits(64) for _ in range(rng.randint(1, 30))] for _ in range(10)]
+    made, at = [], 0.0
+    for _ in range(count):
+        at += rng.expovariate(rate) if rng.random() < 0.8 else 0.0
+        keys = families[rng.randrange(10)] + [rng.getrandbits(64) for _ in range(rng.randint(0, 8))]
+        made.append(Job(at, tuple(keys), 32 * len(keys) + rng.randint(0, 31), rng.choice((0, 1, 5, 60, 200))))
+    return made
+
+
+def served(
+    make: Callable[..., Engine | StepwiseEngine], work: list[Job], hardware: Hardware, engines: int = 1
+) -> tuple[Outcome, Marks]:
+    clock, outcome, machine, marks = Clock(), Outcome(), Machine(hardware.cores), []
+    here = [make(f"replica-{n}", hardware, clock, machine, outcome) for n in range(engines)]
+
+    def done(number: int, end: bool) -> None:
+        marks.append((number, end, clock.now))
+
+    for number, job in enumerate(work):
+        engine = here[number % engines]
+        clock.after(job.at, partial(engine.submit, job, partial(done, number), job.at))
+    clock.run(until=lambda: False)
+    return outcome, marks
+
+
+@pytest.mark.parametrize(
+    "hardware",
+    [
+        BATCHING,
+        replace(BATCHING, context_s=0.0),
+        replace(BATCHING, kv_blocks=60),
+        replace(BATCHING, cores=2),
+        replace(BATCHING, decode_s=0.0),
+        Hardware(block_size=32, kv_blocks=400, prefill_rate=4_000.0),
+    ],
+    ids=["batching", "no context", "little cache", "shared cores", "no decoding", "one at a time"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_first_token_and_end_comes_when_steps_taken_one_by_one_say(hardware: Hardware, seed: int) -> None:
+    work = jobs(seed)
+    quick, quick_marks = served(Engine, work, hardware, engines=2)
+    plain, plain_marks = served(StepwiseEngine, work, hardware, engines=2)
+    assert len(quick_marks) == 2 * len(work), "each has a first token and an end"
+    assert [mark[:2] for mark in sorted(quick_marks)] == [mark[:2] for mark in sorted(plain_marks)]
+    for mine, theirs in zip(sorted(quick_marks), sorted(plain_marks), strict=True):
+        assert mine[2] == pytest.approx(theirs[2], rel=1e-9, abs=1e-6), (mine, theirs)
+    assert (quick.hit_blocks, quick.blocks, quick.served) == (plain.hit_blocks, plain.blocks, plain.served)
+    assert quick.waits == pytest.approx(plain.waits, abs=1e-6)
