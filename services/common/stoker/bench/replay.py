@@ -7,14 +7,15 @@ configuration and the seed.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from stoker.bench.desk import Asked, Desk
 from stoker.bench.replicas import Cache, Clock, Engine, Hardware, Job, Machine, Outcome
 from stoker.bench.sites import Announcements, Delays, Digester, Reporter, RouterSite
-from stoker.router.core import RETRY_S, Decision, Dispatched, Replica, Request, RoutingConfig
+from stoker.common.errors import StokerError
+from stoker.router.core import Decision, Replica, RoutingConfig
 
 __all__ = ["Delays", "Hardware", "Job", "Outcome", "pooled_hit_rate", "replay"]
 
@@ -46,13 +47,14 @@ def replay(
     engines = {name: Engine(name, hardware, clock, machine, outcome) for name in names}
     _announce(engines.values(), sites, hardware)
     _report(engines.values(), sites, clock, delays, config.kv_weight)
-    desk = _Desk(engines, sites, Announcements(sites, clock, delays, seed), hardware, delays, clock, outcome, sent)
+    measured = _Measured(outcome, hardware, clock, sent)
+    desk = Desk(engines, sites, Announcements(sites, clock, delays, seed), clock, delays, measured)
     if clients:
-        _closed_loop(jobs, clients, desk.start)
+        _closed_loop(jobs, clients, lambda job, over: desk.start(job, hardware.block_size, over))
     else:
         for job in jobs:
-            clock.after(job.at, partial(desk.start, job, _nothing))
-    clock.run(until=lambda: desk.finished == len(jobs))
+            clock.after(job.at, partial(desk.start, job, hardware.block_size))
+    clock.run(until=lambda: measured.finished == len(jobs))
     clock.run_for(delays.end_s)
     assert all(site.fleet.load.in_flight == 0 for site in sites)  # noqa: S101
     return outcome
@@ -80,96 +82,30 @@ def _report(
         clock.after(delays.report_every_s * number / len(engines), reporter.tick)
 
 
-@dataclass(slots=True)
-class _Asked:
-    """A job at a router's door."""
-
-    job: Job
-    request: Request
-    at: float
-    ended: Callable[[], None]
-
-
 @dataclass
-class _Desk:
-    """Hands jobs to the routers in turn, and follows each to its end."""
+class _Measured:
+    """What a replay counts beside what its replicas do."""
 
-    engines: Mapping[str, Engine]
-    sites: Sequence[RouterSite]
-    announcements: Announcements
-    hardware: Hardware
-    delays: Delays
-    clock: Clock
     outcome: Outcome
-    sent: Callable[[Job, Decision], None]
+    hardware: Hardware
+    clock: Clock
+    told: Callable[[Job, Decision], None]
     finished: int = 0
 
-    def __post_init__(self) -> None:
-        self._turns = itertools.cycle(self.sites)
-        self._waiting: dict[tuple[int, int], _Asked] = {}
-        self._ticking: set[int] = set()
-
-    def start(self, job: Job, ended: Callable[[], None]) -> None:
-        """Route a job now; `ended` is called when it has been served."""
-        site = next(self._turns)
-        request = Request(
-            job.keys,
-            job.prompt_tokens,
-            self.hardware.block_size,
-            job.output_tokens if job.asked_tokens is None else job.asked_tokens,
-            session=job.session,
-            priority=job.priority,
-            tenant=job.tenant,
-            weight=job.weight,
-        )
-        asked = _Asked(job, request, self.clock.now, ended)
-        decision, ticket = site.route(request, self.clock.now)
-        if decision is None:
-            self._waiting[id(site), ticket] = asked
-            self._grant(site)
-        else:
-            self._send(site, asked, decision)
-
-    def _grant(self, site: RouterSite) -> None:
-        """Send what waits and has a replica with room."""
-        while len(site.queue) and (granted := site.grant(self.clock.now)) is not None:
-            decision, ticket = granted
-            self._send(site, self._waiting.pop((id(site), ticket)), decision)
-        if len(site.queue) and id(site) not in self._ticking:
-            self._ticking.add(id(site))
-            self.clock.after(RETRY_S, partial(self._tick, site))
-
-    def _tick(self, site: RouterSite) -> None:
-        self._ticking.discard(id(site))
-        self._grant(site)
-
-    def _send(self, site: RouterSite, asked: _Asked, decision: Decision) -> None:
-        request, now = asked.request, self.clock.now
-        self.announcements.tell(site, Dispatched.of(request, decision))
-        flight = site.fleet.dispatch(request, decision, now)
-        self.sent(asked.job, decision)
+    def sent(self, asked: Asked, decision: Decision) -> None:
+        self.told(asked.job, decision)
         self.outcome.over_bound += decision.over_bound
         self.outcome.predicted_blocks += decision.cached_tokens / self.hardware.block_size
 
-        def heard(end: bool) -> None:
-            if end:
-                site.fleet.release(flight, self.clock.now)
-            else:
-                site.fleet.first_token(flight, self.clock.now)
-            self._grant(site)
+    def first_token(self, asked: Asked) -> None:
+        pass
 
-        def done(end: bool) -> None:
-            self.clock.after(self.delays.end_s, partial(heard, end))
-            if end:
-                self.outcome.makespan = self.clock.now
-                self.finished += 1
-                asked.ended()
+    def ended(self, asked: Asked) -> None:
+        self.outcome.makespan = self.clock.now
+        self.finished += 1
 
-        self.engines[decision.replica].submit(asked.job, done, asked.at)
-
-
-def _nothing() -> None:
-    pass
+    def refused(self, asked: Asked, error: StokerError | None) -> None:
+        raise error or AssertionError(asked)  # a replay's queue has no end, and its replicas stay
 
 
 def _closed_loop(jobs: Iterable[Job], clients: int, start: Callable[[Job, Callable[[], None]], None]) -> None:

@@ -31,7 +31,7 @@ class Job:
     weight: float = 1.0
     session: int = 0
     own_blocks: int = 0
-    """Blocks beside those of `keys` that it holds while it runs: of its output, and of a prompt that nobody shares."""
+    """Blocks beside those of `keys` that it holds while it runs: of its output, or of a prompt nobody shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,11 @@ class Outcome:
 
     hit_blocks: int = 0
     blocks: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefilled_tokens: float = 0.0
+    prefill_s: float = 0.0
+    """What these took, whatever was decoded beside them."""
     waits: list[float] = field(default_factory=list)
     ttfts: list[float] = field(default_factory=list)
     over_bound: int = 0
@@ -331,7 +336,10 @@ class Engine:
         outcome.blocks += len(job.keys)
         outcome.waits.append(self._clock.now - run.arrived)
         outcome.served[self.name] = outcome.served.get(self.name, 0) + 1
-        run.uncached = job.prompt_tokens - min(job.prompt_tokens, hit * self.hardware.block_size)
+        cached = min(job.prompt_tokens, hit * self.hardware.block_size)
+        outcome.prompt_tokens += job.prompt_tokens
+        outcome.cached_tokens += cached
+        run.uncached = job.prompt_tokens - cached
         run.came, went = self.cache.take(job.keys, job.own_blocks)
         run.number = next(self._numbers)
         self.removed += went
@@ -346,6 +354,8 @@ class Engine:
             more_s = decoding * hardware.context_s
         if self._prefilling:
             plan, seconds = self._prefill()
+            self._outcome.prefilled_tokens += sum(tokens for _, tokens in plan)
+            self._outcome.prefill_s += seconds
             self._finish_after((seconds + first_s) * self._machine.slowdown, plan)
             return
         # How many share the machine can change with every step.
