@@ -1,0 +1,91 @@
+"""One policy on one trace, in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from stoker.bench.desk import Desk
+from stoker.bench.replicas import Clock, Job
+from stoker.bench.sites import RouterSite
+from stoker.common.errors import InvalidRequest
+from stoker.scaler.core.policy import Bounds, Policy
+from stoker.simulate.figures import Run, figures
+from stoker.simulate.fleet import SimulatedFleet
+from stoker.simulate.ledger import Ledger
+from stoker.simulate.scaling import Scaling
+from stoker.simulate.settings import Settings
+from stoker.simulate.traffic import Source
+
+_NEVER_S = 1e12
+_SAID_EVERY = 256
+
+
+class _Arrivals:
+    """Jobs of a source, each scheduled by the one before it: a long trace is never in memory as a whole."""
+
+    def __init__(self, jobs: Iterator[Job], clock: Clock, start: Callable[[Job], None]) -> None:
+        self._jobs = jobs
+        self._clock = clock
+        self._start = start
+        self.last_at: float | None = None
+        """When the last job came, None while more are to come."""
+        self._next()
+
+    def _next(self) -> None:
+        job = next(self._jobs, None)
+        if job is None:
+            self.last_at = self._clock.now
+            return
+
+        def arrive() -> None:
+            self._start(job)
+            self._next()
+
+        self._clock.after(max(0.0, job.at - self._clock.now), arrive)
+
+
+def simulate(
+    source: Source,
+    name: str,
+    policy: Policy,
+    settings: Settings,
+    *,
+    said: Callable[[int, float], None] = lambda requests, at: None,
+) -> Run:
+    """Serve the whole trace while the policy scales; return what was measured.
+
+    Everything follows from the trace, the policy and the settings. `said` hears now and then how many requests have
+    come and what time it is there. Raises InvalidRequest where the trace is empty, or as the source does.
+    """
+    # No agent fails here: a replica that tells nothing has nothing new to tell.
+    routing = replace(settings.routing, digest_fresh_s=_NEVER_S, digest_stale_s=2 * _NEVER_S)
+    clock = Clock()
+    site = RouterSite(
+        routing, "stoker", settings.seed, queue=settings.queue, longest_s=settings.longest_s, checked=False
+    )
+    fleet = SimulatedFleet(settings, site, clock)
+    ledger = Ledger(clock, fleet, settings.objective)
+    desk = Desk(fleet.engines, [site], None, clock, settings.delays, ledger)
+    bounds = replace(policy.bounds, least=settings.least, most=settings.most)
+    scaling = Scaling(_bounded(policy, bounds), settings, fleet, ledger, desk, clock)
+    block_size = settings.hardware.block_size
+
+    def start(job: Job) -> None:
+        ledger.arrives(job)
+        desk.start(job, block_size)
+        if ledger.arrived % _SAID_EVERY == 0:
+            said(ledger.arrived, clock.now)
+
+    arrivals = _Arrivals(source(), clock, start)
+    scaling.round()
+    clock.run(until=lambda: arrivals.last_at is not None and not ledger.open)
+    if not ledger.arrived or arrivals.last_at is None:
+        raise InvalidRequest.field("--trace", "no request is in it; name another file")
+    seconds = arrivals.last_at
+    shown = figures(name, ledger, fleet.counts, scaling.changes, seconds, settings.price_per_hour)
+    return Run(shown, seconds, tuple(fleet.counts), tuple(ledger.bins), tuple(scaling.changes))
+
+
+def _bounded(policy: Policy, bounds: Bounds) -> Policy:
+    return replace(policy, bounds=bounds)

@@ -1,0 +1,159 @@
+"""Whose requests come when: from a file, scaled as wanted. Files are read as they are needed, never whole."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import xxhash
+
+from stoker.bench.replicas import Job
+from stoker.common.errors import InvalidRequest
+
+Source = Callable[[], Iterator[Job]]
+"""The same requests each time it is called, in order of arrival; the first comes at 0 or later."""
+
+_BLOCK = 512
+_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How a trace is changed before it is replayed."""
+
+    speed: float = 1.0
+    """Arrivals come so many times as fast: their pattern is compressed."""
+    load: float = 1.0
+    """So many times as many requests in the same pattern. Each further copy of a request comes up to `spread_s`
+    later and shares its prefix with nothing but that copy's own: as another group of users would."""
+    spread_s: float = 10.0
+    hours: float = 0.0
+    """The trace is repeated until it is this long, and cut there; 0: as long as it is."""
+
+
+def azure(path: Path) -> Iterator[Job]:
+    """Read an Azure LLM inference trace (CSV: arrival, prompt tokens, generated tokens). No prompt shares anything.
+
+    Raises InvalidRequest naming the line that is no request.
+    """
+    with _opened(path) as lines:
+        rows = csv.reader(lines)
+        if tuple(next(rows, ())) != _AZURE:
+            raise _wrong(path, 1, f"the header is not {','.join(_AZURE)}", "--format mooncake or stoker?")
+        began: datetime | None = None
+        before = 0.0
+        for number, row in enumerate(rows, 2):
+            try:
+                at, prompt, output = _arrival(row[0]), int(row[1]), int(row[2])
+                began = began or at
+                seconds = (at - began).total_seconds()
+            except (ValueError, IndexError, TypeError) as error:
+                raise _wrong(path, number, f"{','.join(row)!r} is no request ({error})", "cut or mend it") from error
+            if seconds < before:
+                raise _wrong(path, number, "it goes back in time", "sort the file by TIMESTAMP")
+            before = seconds
+            yield Job(seconds, (), prompt, output, own_blocks=_blocks(prompt + output))
+
+
+def _arrival(text: str) -> datetime:
+    """Seven digits behind the point, as the trace of 2023 has them, are one too many."""
+    return datetime.fromisoformat(text[:26] if "+" not in text else text)
+
+
+def mooncake(path: Path) -> Iterator[Job]:
+    """Read a Mooncake trace (JSON lines); each `hash_id` stands for a block of 512 tokens.
+
+    Raises InvalidRequest naming the line that is no request.
+    """
+    before = 0.0
+    with _opened(path) as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                seconds = row["timestamp"] / 1_000.0
+                prompt, output = int(row["input_length"]), int(row["output_length"])
+                keys = tuple(_key(hash_id) for hash_id in row["hash_ids"])
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
+                raise _wrong(path, number, f"it is no Mooncake request ({error!r})", "cut or mend it") from error
+            if seconds < before:
+                raise _wrong(path, number, "it goes back in time", "sort the file by timestamp")
+            before = seconds
+            yield Job(seconds, keys, prompt, output, own_blocks=max(0, _blocks(prompt + output) - len(keys)))
+
+
+def scaled(source: Source, scale: Scale, seed: int) -> Source:
+    """The same requests, faster, more, and for longer."""
+
+    def made() -> Iterator[Job]:
+        jobs = _repeated(source, scale.hours * 3_600.0 * scale.speed) if scale.hours else source()
+        faster = (replace(job, at=job.at / scale.speed) for job in jobs) if scale.speed != 1.0 else jobs
+        return _heavier(faster, scale, seed) if scale.load != 1.0 else iter(faster)
+
+    return made
+
+
+def _repeated(source: Source, seconds: float) -> Iterator[Job]:
+    """From the beginning again, as long as the trace and the mean time between its requests, until it is time."""
+    offset = 0.0
+    for turn in count():
+        last, number = 0.0, 0
+        for number, job in enumerate(source(), 1):
+            if offset + job.at >= seconds:
+                return
+            last = job.at
+            yield replace(job, at=offset + job.at, keys=_salted(job.keys, turn))
+        if not number:
+            return
+        offset += last + max(1e-3, last / number)
+
+
+def _heavier(jobs: Iterable[Job], scale: Scale, seed: int) -> Iterator[Job]:
+    """Copies of each request, a fraction by lot."""
+    rng = Random(seed)  # noqa: S311 (repeatable on purpose)
+    whole, part = int(scale.load), scale.load % 1.0
+    waiting: list[tuple[float, int, Job]] = []
+    order = count()
+    for job in jobs:
+        while waiting and waiting[0][0] <= job.at:
+            yield heapq.heappop(waiting)[2]
+        for copy in range(whole + (rng.random() < part)):
+            at = job.at + (rng.random() * scale.spread_s if copy else 0.0)
+            # Salts of copies and of repetitions are apart.
+            more = replace(job, at=at, keys=_salted(job.keys, copy << 32))
+            heapq.heappush(waiting, (at, next(order), more))
+    while waiting:
+        yield heapq.heappop(waiting)[2]
+
+
+def _salted(keys: tuple[int, ...], salt: int) -> tuple[int, ...]:
+    if not salt or not keys:
+        return keys
+    mask: int = xxhash.xxh3_64_intdigest(salt.to_bytes(8, "little"))
+    return tuple(key ^ mask for key in keys)
+
+
+def _key(number: int) -> int:
+    key: int = xxhash.xxh3_64_intdigest(number.to_bytes(8, "little"))
+    return key
+
+
+def _blocks(tokens: int) -> int:
+    return -(-tokens // _BLOCK)
+
+
+def _opened(path: Path):  # type: ignore[no-untyped-def]
+    try:
+        return path.open(newline="")
+    except OSError as error:
+        raise InvalidRequest.field("--trace", f"cannot read {path}: {error.strerror}; name a file") from error
+
+
+def _wrong(path: Path, line: int, what: str, fix: str) -> InvalidRequest:
+    return InvalidRequest.field("--trace", f"{path}:{line}: {what}; {fix}")
