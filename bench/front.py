@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by all (Okabe and Ito)
+from stoker.bench import svg
+
+_text = partial(svg.text, size=11)
+
 _PANEL, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 380, 360, 64, 44, 56, 24
 
 
@@ -27,14 +31,10 @@ def drawn(points: Sequence[Point]) -> str:
     """Return the drawing; points come by setting, then by epsilon, then by floor."""
     panels = [list(group) for _, group in groupby(points, lambda point: point.setting)]
     width = _PANEL * len(panels)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT}" font-family="sans-serif" '
-        'font-size="11" fill="#222">',
-        f'<rect width="{width}" height="{_HEIGHT}" fill="#fff"/>',
-    ]
+    parts: list[str] = []
     for number, panel in enumerate(panels):
         parts += [f'<g transform="translate({number * _PANEL} 0)">', *_panel(panel), "</g>"]
-    return "\n".join([*parts, "</svg>", ""])
+    return svg.document(width, _HEIGHT, parts, size=11)
 
 
 def _panel(points: Sequence[Point]) -> list[str]:
@@ -53,16 +53,15 @@ def _panel(points: Sequence[Point]) -> list[str]:
         _text(_LEFT, 36, "hit rate"),
     ]
     for wait in waits:
-        parts += [_rule(across(wait), _TOP, across(wait), bottom)]
+        parts += [svg.rule(across(wait), _TOP, across(wait), bottom)]
         parts += [_text(across(wait), bottom + 16, f"{wait:.3g}", anchor="middle")]
     for rate in rates:
-        parts += [_rule(_LEFT, down(rate), right, down(rate))]
+        parts += [svg.rule(_LEFT, down(rate), right, down(rate))]
         parts += [_text(_LEFT - 6, down(rate) + 4, f"{rate:.3g}", anchor="end")]
     lines = groupby(points, lambda point: point.epsilon)
-    for (epsilon, line), colour, place in zip(lines, _COLOURS, range(4), strict=False):
+    for (epsilon, line), colour, place in zip(lines, svg.COLOURS, range(4), strict=False):
         at = [(across(point.wait_s), down(point.hit_rate), point) for point in line]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in at)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        parts.append(svg.line([(x, y) for x, y, _ in at], colour, width=1.5))
         for x, y, point in at:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{6 if point.chosen else 3}" fill="{colour}"/>')
             parts.append(_text(x + 6, y - 5, f"{point.floor // 1_024}", size=9, colour=colour))
@@ -74,12 +73,3 @@ def _ticks(values: Sequence[float]) -> list[float]:
     low, high = min(values), max(values)
     margin = 0.08 * (high - low) or 0.01
     return [low - margin + number * (high - low + 2 * margin) / 4 for number in range(5)]
-
-
-def _text(x: float, y: float, text: str, *, size: int = 11, anchor: str = "start", colour: str = "#222") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} font-size="{size}" fill="{colour}">{text}</text>'
-
-
-def _rule(x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#e4e4e4"/>'

@@ -8,9 +8,9 @@ rate of 0.82 is quoted where round-robin hits about 0.25, a TTFT P50 71 to 77 % 
 and a routing overhead of 1.3 to 1.9 ms; the workload behind these figures is not known.
 
 The router's core is real (`stoker.bench.replay`); what it costs to hash a prompt and to decide is measured on this
-machine, for the blocks of the replay and for vLLM's default of 16 tokens. The replicas are a model; each
-of its parameters stands below with its source. Where a source leaves room, the choice is the one that makes prefix
-routing look worse: computing is at its fastest, decoding at its slowest.
+machine, for the blocks of the replay and for vLLM's default of 16 tokens. The replicas are a model; its parameters
+stand in `stoker.simulate.hardware`, each with its source. Where a source leaves room, the choice is the one that
+makes prefix routing look worse: computing is at its fastest, decoding at its slowest.
 """
 
 from __future__ import annotations
@@ -24,45 +24,19 @@ from random import Random
 from statistics import mean, median
 from time import perf_counter
 
-from stoker.bench.replay import Hardware, Job, Outcome, pooled_hit_rate, replay
+from stoker.bench.replay import Job, Outcome, pooled_hit_rate, replay
 from stoker.common.blocks import block_keys, pack_tokens, root_key
 from stoker.router.core import Fleet, Replica, Request, Snapshot, Tier, decide
 from stoker.router.fleet.remembered_keys import RememberedKeys
+from stoker.simulate.hardware import llama_70b
 
 REPLICAS = 7
 ROOT = root_key("llama-3.1-70b")
 BLOCK = 64  # tokens; as in llm-d's guide (guides/precise-prefix-cache-routing)
 
-# --- the model: arXiv:2407.21783 (The Llama 3 Herd of Models), table 3; weights and KV in bfloat16
-PARAMETERS = 70.6e9
-LAYERS, WIDTH, KV_HEADS, HEAD = 80, 8_192, 8, 128
-WEIGHT_BYTES = 2 * PARAMETERS
-KV_BYTES = 2 * 2 * LAYERS * KV_HEADS * HEAD  # a token's keys and values: 320 KiB
-
-# --- a replica: NVIDIA's H100 SXM data sheet (dense bfloat16, HBM3), times eight by tensor parallelism
-FLOPS, MEMORY_BYTES, BANDWIDTH = 8 * 989e12, 8 * 80e9, 8 * 3.35e12
-USED = 0.9  # vLLM's default gpu_memory_utilization
-SPARE_BYTES = 8 * 2e9  # activations and CUDA graphs; assumed
-# The share of FLOPS that vLLM reaches in prefill: llm-d measured 15,926 tokens/s of Qwen3-32B (32.8e9 parameters)
-# on two H100 (github.com/llm-d/llm-d, pull request 2071). Eight lose more to communication: this is the best case.
-PREFILL_SHARE = 15_926 * 2 * 32.8e9 / (2 * 989e12)
-# Oracle's published benchmark of Llama-3.3-70B (docs.oracle.com, "Benchmark: Meta Llama 3.3 (70B)", prompts of about
-# 480 tokens): 58.64 tokens/s of one stream, 35.74 of each of 64; TTFT 0.05 s.
-DECODE_S = 1 / 58.64
-SEQUENCE_S = (1 / 35.74 - 1 / 58.64) / 63
-
-HARDWARE = Hardware(
-    block_size=BLOCK,
-    kv_blocks=int((USED * MEMORY_BYTES - WEIGHT_BYTES - SPARE_BYTES) / KV_BYTES / BLOCK),
-    prefill_rate=PREFILL_SHARE * FLOPS / (2 * PARAMETERS),
-    attended_s=4 * LAYERS * WIDTH / (PREFILL_SHARE * FLOPS),  # QKᵀ and AV: four FLOP for each pair and channel
-    request_s=0.05 - 480 * 2 * PARAMETERS / (PREFILL_SHARE * FLOPS) - DECODE_S,
-    decode_s=DECODE_S,
-    sequence_s=SEQUENCE_S,
-    context_s=KV_BYTES / BANDWIDTH,
-    batching=True,
-    chunk_tokens=8_192,  # vLLM's default max_num_batched_tokens when it serves on an H100
-)
+# The model, the machine, and their sources are in stoker.simulate.hardware; the chunk is vLLM's default
+# max_num_batched_tokens when it serves on an H100.
+HARDWARE = llama_70b(8, block_size=BLOCK, chunk_tokens=8_192)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
-"""Lines on two logarithmic axes, as an SVG file: all that this project draws."""
+"""Lines on two logarithmic axes, as an SVG file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from math import ceil, floor, log10
+
+from stoker.bench import svg
 
 Line = Sequence[tuple[float, float]]
 """Points (x, y), both above zero."""
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#7f7f7f")  # told apart by all (Okabe and Ito)
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 400, 76, 216, 40, 52
 _LEAST_GAP = 15.0  # between two labels at the lines' ends
 
@@ -30,44 +30,32 @@ def drawn(title: str, x_name: str, y_name: str, lines: Mapping[str, Line], notes
         return _TOP + height * (high - log10(y)) / (high - low)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
-        'font-size="12" fill="#222">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
-        _text(_LEFT, 22, title, size=15),
-        _text(_LEFT + width / 2, _HEIGHT - 12, x_name, anchor="middle"),
+        svg.text(_LEFT, 22, title, size=15),
+        svg.text(_LEFT + width / 2, _HEIGHT - 12, x_name, anchor="middle"),
         f'<g transform="rotate(-90 16 {_TOP + height / 2})">'
-        + _text(16, _TOP + height / 2, y_name, anchor="middle")
+        + svg.text(16, _TOP + height / 2, y_name, anchor="middle")
         + "</g>",
     ]
     for power in range(low, high + 1):
         at = down(10.0**power)
-        parts += [_rule(_LEFT, at, _LEFT + width, at), _text(_LEFT - 8, at + 4, _number(10.0**power), anchor="end")]
+        parts += [
+            svg.rule(_LEFT, at, _LEFT + width, at),
+            svg.text(_LEFT - 8, at + 4, svg.number(10.0**power), anchor="end"),
+        ]
     for tick in ticks:
         at = across(tick)
-        parts += [_rule(at, _TOP, at, _TOP + height), _text(at, _TOP + height + 18, _number(tick), anchor="middle")]
+        parts += [
+            svg.rule(at, _TOP, at, _TOP + height),
+            svg.text(at, _TOP + height + 18, svg.number(tick), anchor="middle"),
+        ]
     for text, y in notes.items():
-        parts += [_rule(_LEFT, down(y), _LEFT + width, down(y), dash="4 4", colour="#888")]
-        parts += [_text(_LEFT + 6, down(y) - 5, text, colour="#666")]
+        parts += [svg.rule(_LEFT, down(y), _LEFT + width, down(y), dash="4 4", colour="#888")]
+        parts += [svg.text(_LEFT + 6, down(y) - 5, text, colour="#666")]
     placed = _TOP - _LEAST_GAP
-    coloured = dict(zip(lines, _COLOURS, strict=False))
+    coloured = dict(zip(lines, svg.COLOURS, strict=False))
     for name, line in sorted(lines.items(), key=lambda item: down(item[1][-1][1])):
-        points = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in line)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{coloured[name]}" stroke-width="2"/>')
+        parts.append(svg.line([(across(x), down(y)) for x, y in line], coloured[name]))
         parts += [f'<circle cx="{across(x):.1f}" cy="{down(y):.1f}" r="3" fill="{coloured[name]}"/>' for x, y in line]
         placed = max(placed + _LEAST_GAP, down(line[-1][1]))
-        parts.append(_text(across(line[-1][0]) + 10, placed + 4, name, colour=coloured[name]))
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _text(x: float, y: float, text: str, *, size: int = 12, anchor: str = "start", colour: str = "#222") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} font-size="{size}" fill="{colour}">{escape(text)}</text>'
-
-
-def _rule(x1: float, y1: float, x2: float, y2: float, *, dash: str = "", colour: str = "#e4e4e4") -> str:
-    dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"{dashed}/>'
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+        parts.append(svg.text(across(line[-1][0]) + 10, placed + 4, name, colour=coloured[name]))
+    return svg.document(_WIDTH, _HEIGHT, parts)

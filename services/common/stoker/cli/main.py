@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stoker.cli import bench, doctor, errors, explain, fleet_verbs, stack_verbs
+from stoker.cli import bench, doctor, errors, explain, fleet_verbs, simulate, stack_verbs
 from stoker.common import logs
 from stoker.common.errors import StokerError
 
@@ -35,6 +35,7 @@ fleet_verbs.add_to(app)
 explain.add_to(app)
 doctor.add_to(app)
 app.add_typer(bench.app, name="bench")
+simulate.add_to(app)
 
 
 def _tell_version(wanted: bool) -> None:

@@ -90,7 +90,9 @@ class SimulatedFleet:
     @property
     def serving(self) -> Iterator[Engine]:
         """The engines that take requests."""
-        return (self.engines[m.seen.id] for m in self._members.values() if m.engine is not None and not m.seen.leaving)
+        return (
+            self.engines[m.seen.id] for m in self._members.values() if m.engine is not None and not m.seen.leaving
+        )
 
     @property
     def generated(self) -> int:
@@ -181,9 +183,7 @@ class SimulatedFleet:
 
     def _stand(self, member: Member, *, standing: Standing | None = None, leaving: bool = False) -> None:
         since = self._clock.now if standing else member.seen.since
-        member.seen = replace(
-            member.seen, standing=standing or member.seen.standing, leaving=leaving, since=since
-        )
+        member.seen = replace(member.seen, standing=standing or member.seen.standing, leaving=leaving, since=since)
         self._seen = None
 
     def _drop(self, name: str) -> None:

@@ -31,7 +31,7 @@ TTFT_S, TTFT_TOKENS = 0.05, 480
 def llama_70b(gpus: int, *, block_size: int, chunk_tokens: int, max_seqs: int = 0) -> Hardware:
     """A replica of Llama-3.1-70B on so many H100, by tensor parallelism.
 
-    With fewer than the eight of the decoding benchmark a step takes as much longer as the weights take longer to read.
+    With fewer than the eight of the decoding benchmark a step takes longer, by what reading the weights does.
     """
     flops, bandwidth = gpus * FLOPS, gpus * BANDWIDTH
     reading_s = WEIGHT_BYTES / bandwidth - WEIGHT_BYTES / (ORACLE_GPUS * BANDWIDTH)

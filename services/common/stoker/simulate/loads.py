@@ -57,9 +57,7 @@ def steady(seed: int, *, rate: float = 6.0, seconds: float = 1_800.0) -> Iterato
 def step(seed: int, *, low: float = 5.0, times: float = 2.0, seconds: float = 2_400.0) -> Iterator[Job]:
     """Some of the time, then `times` as much from a quarter on to three quarters."""
     high = low * times
-    return arrivals(
-        lambda at: high if 0.25 <= at / seconds < 0.75 else low, max(low, high), seconds, seed
-    )
+    return arrivals(lambda at: high if 0.25 <= at / seconds < 0.75 else low, max(low, high), seconds, seed)
 
 
 def ramp(seed: int, *, low: float = 3.0, high: float = 15.0, seconds: float = 2_400.0) -> Iterator[Job]:
@@ -78,18 +76,14 @@ def burst(seed: int, *, low: float = 4.0, high: float = 16.0, seconds: float = 3
     spans, at = [], 0.0
     while (at := at + rng.expovariate(1.0 / 600.0)) < seconds:
         spans.append((at, at := at + rng.uniform(60.0, 180.0)))
-    return arrivals(
-        lambda at: high if any(begin <= at < end for begin, end in spans) else low, high, seconds, seed
-    )
+    return arrivals(lambda at: high if any(begin <= at < end for begin, end in spans) else low, high, seconds, seed)
 
 
 def diurnal(
     seed: int, *, low: float = 2.0, high: float = 12.0, day_s: float = 3_600.0, seconds: float = 7_200.0
 ) -> Iterator[Job]:
     """Days that are like each other, as short as `day_s`: lowest at their beginning, highest in their middle."""
-    return arrivals(
-        lambda at: low + (high - low) * (1.0 - cos(2 * pi * at / day_s)) / 2, high, seconds, seed
-    )
+    return arrivals(lambda at: low + (high - low) * (1.0 - cos(2 * pi * at / day_s)) / 2, high, seconds, seed)
 
 
 def flapping(
@@ -109,9 +103,7 @@ def daily_step(
 ) -> Iterator[Job]:
     """A step that comes each day at the same hour, and ends after a quarter of the day."""
     high = low * times
-    return arrivals(
-        lambda at: high if 0.5 <= at % day_s / day_s < 0.75 else low, high, days * day_s, seed
-    )
+    return arrivals(lambda at: high if 0.5 <= at % day_s / day_s < 0.75 else low, high, days * day_s, seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from stoker.bench.desk import Desk
 from stoker.bench.replicas import Clock, Job
 from stoker.bench.sites import RouterSite
 from stoker.common.errors import InvalidRequest
-from stoker.scaler.core.policy import Bounds, Policy
 from stoker.simulate.figures import Run, figures
 from stoker.simulate.fleet import SimulatedFleet
 from stoker.simulate.ledger import Ledger
+from stoker.simulate.policies import Contender
 from stoker.simulate.scaling import Scaling
 from stoker.simulate.settings import Settings
 from stoker.simulate.traffic import Source
@@ -47,8 +47,7 @@ class _Arrivals:
 
 def simulate(
     source: Source,
-    name: str,
-    policy: Policy,
+    contender: Contender,
     settings: Settings,
     *,
     said: Callable[[int, float], None] = lambda requests, at: None,
@@ -60,6 +59,10 @@ def simulate(
     """
     # No agent fails here: a replica that tells nothing has nothing new to tell.
     routing = replace(settings.routing, digest_fresh_s=_NEVER_S, digest_stale_s=2 * _NEVER_S)
+    if contender.replicas is not None:
+        settings = replace(settings, initial=contender.replicas)
+    bounds = replace(contender.policy.bounds, least=settings.least, most=settings.most)
+    policy = replace(contender.policy, bounds=bounds)
     clock = Clock()
     site = RouterSite(
         routing, "stoker", settings.seed, queue=settings.queue, longest_s=settings.longest_s, checked=False
@@ -67,8 +70,7 @@ def simulate(
     fleet = SimulatedFleet(settings, site, clock)
     ledger = Ledger(clock, fleet, settings.objective)
     desk = Desk(fleet.engines, [site], None, clock, settings.delays, ledger)
-    bounds = replace(policy.bounds, least=settings.least, most=settings.most)
-    scaling = Scaling(_bounded(policy, bounds), settings, fleet, ledger, desk, clock)
+    scaling = Scaling(policy, settings, fleet, ledger, desk, clock)
     block_size = settings.hardware.block_size
 
     def start(job: Job) -> None:
@@ -83,9 +85,5 @@ def simulate(
     if not ledger.arrived or arrivals.last_at is None:
         raise InvalidRequest.field("--trace", "no request is in it; name another file")
     seconds = arrivals.last_at
-    shown = figures(name, ledger, fleet.counts, scaling.changes, seconds, settings.price_per_hour)
+    shown = figures(contender.name, ledger, fleet.counts, scaling.changes, seconds, settings.price_per_hour)
     return Run(shown, seconds, tuple(fleet.counts), tuple(ledger.bins), tuple(scaling.changes))
-
-
-def _bounded(policy: Policy, bounds: Bounds) -> Policy:
-    return replace(policy, bounds=bounds)

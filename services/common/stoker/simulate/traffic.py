@@ -104,10 +104,10 @@ def _repeated(source: Source, seconds: float) -> Iterator[Job]:
     offset = 0.0
     for turn in count():
         last, number = 0.0, 0
-        for number, job in enumerate(source(), 1):
+        for job in source():
             if offset + job.at >= seconds:
                 return
-            last = job.at
+            last, number = job.at, number + 1
             yield replace(job, at=offset + job.at, keys=_salted(job.keys, turn))
         if not number:
             return
