@@ -14,10 +14,11 @@ import typer
 from stoker.api.node.v1 import node_pb2, node_pb2_grpc
 from stoker.api.registry.v1.records_pb2 import Deployment
 from stoker.cli import deployment_file, report
-from stoker.cli.addresses import Addresses, PlannerOption, RegistryOption, secured
+from stoker.cli.addresses import Addresses, PlannerOption, RegistryOption, RouterOption, secured
 from stoker.cli.fleet import Fleet, Registries, explained, wait_settled
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
+from stoker.cli.parity import parity
 from stoker.common import rpc
 from stoker.common.errors import Conflict, InvalidRequest, NotFound
 from stoker.common.tls import Tls
@@ -41,21 +42,25 @@ def add_to(app: typer.Typer) -> None:
 def status(
     deployment: Annotated[str, typer.Argument(help="Only this deployment.", show_default=False)] = "",
     registry: RegistryOption = "",
+    router: RouterOption = "",
     planner: PlannerOption = "",
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show nodes, deployments, replicas with load and hit rate, what has no place and why, leaders, and freshness."""
-    addresses = Addresses.find(registry, planner=planner)
+    """Show nodes, deployments, replicas with load and hit rate, what has no place and why, leaders, and freshness.
+
+    Routers that are named say which replicas tokenize otherwise than they do.
+    """
+    addresses = Addresses.find(registry, router, planner)
     out = Output(output)
 
-    async def work() -> Fleet:
+    async def work() -> tuple[Fleet, dict[str, str]]:
         async with Registries(addresses.require_registries(), secured(registry), addresses.planners) as registries:
-            return await registries.fleet()
+            return await asyncio.gather(registries.fleet(), parity(addresses.routers, secured(router)))
 
-    fleet = run(work())
+    fleet, alike = run(work())
     if deployment and fleet.deployment(deployment) is None:
         raise NotFound(f"deployment {deployment!r} does not exist")
-    value = report.as_json(fleet, addresses.local, deployment)
+    value = report.as_json(fleet, alike, addresses.local, deployment)
     out.result(value, *report.as_tables(value))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -13,13 +14,16 @@ from rich.text import Text
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.cli.fleet import Fleet, last_error, state_name
+from stoker.cli.parity import OK, PENDING
 from stoker.local.state import StackState
 
 _COLOURS = {"ready": "green", "starting": "yellow", "draining": "cyan", "backoff": "red", "unhealthy": "red"}
 
 
-def as_json(fleet: Fleet, local: StackState | None = None, only: str = "") -> dict[str, Any]:
-    """The fleet as plain values. What is unknown is null, which is not zero."""
+def as_json(
+    fleet: Fleet, parity: Mapping[str, str], local: StackState | None = None, only: str = ""
+) -> dict[str, Any]:
+    """The fleet as plain values, `parity` by replica. What is unknown is null, which is not zero."""
     records = fleet.records
     deployments = [d for d in records.deployments if not only or d.spec.name == only]
     names = {d.spec.name for d in deployments}
@@ -31,7 +35,8 @@ def as_json(fleet: Fleet, local: StackState | None = None, only: str = "") -> di
             _deployment(d, desired.get(d.spec.name), replicas) for d in sorted(deployments, key=lambda d: d.spec.name)
         ],
         "replicas": [
-            _replica(r, fleet.loads.get(r.replica_id)) for r in sorted(replicas, key=lambda r: r.replica_id)
+            _replica(r, fleet.loads.get(r.replica_id), parity.get(r.replica_id))
+            for r in sorted(replicas, key=lambda r: r.replica_id)
         ],
         "unplaced": _unplaced(fleet, names),
         "leaders": [{"role": x.role, "candidate": x.candidate, "revision": x.revision} for x in records.leaders],
@@ -76,7 +81,9 @@ def _deployment(
     }
 
 
-def _replica(replica: records_pb2.Replica, load: registry_pb2.ReplicaLoad | None) -> dict[str, Any]:
+def _replica(
+    replica: records_pb2.Replica, load: registry_pb2.ReplicaLoad | None, parity: str | None
+) -> dict[str, Any]:
     head = next((m for m in replica.members if m.rank == 0), None)
     return {
         "replica": replica.replica_id,
@@ -92,6 +99,7 @@ def _replica(replica: records_pb2.Replica, load: registry_pb2.ReplicaLoad | None
         "waiting": _known(load, "waiting"),
         "kv_usage": _known(load, "kv_usage"),
         "hit_rate": _hit_rate(load),
+        "parity": parity,
         "last_error": last_error(replica) or None,
     }
 
@@ -153,6 +161,7 @@ def as_tables(value: dict[str, Any]) -> list[RenderableType]:
     shown += _waiting(value)
     if value["replicas"]:
         shown.append(_replica_table(value["replicas"]))
+        shown += _unlike(value["replicas"])
     table = _table("node", "endpoint", "GPUs", "CPU slots", "replicas", "")
     for n in value["nodes"]:
         state = Text("draining", style="cyan") if n["draining"] else Text("")
@@ -198,6 +207,20 @@ def _replica_table(replicas: list[dict[str, Any]]) -> Table:
             Text((r["last_error"] or "").strip().splitlines()[0][:80] if r["last_error"] else "", style="red"),
         )
     return table
+
+
+def _unlike(replicas: list[dict[str, Any]]) -> list[RenderableType]:
+    """Replicas that prefix routing does without, and why."""
+    said: list[RenderableType] = []
+    for r in replicas:
+        if r["parity"] == PENDING and r["state"] == "ready":
+            said.append(Text(f"{r['replica']}: not proved yet to tokenize as the router does", style="yellow"))
+        elif r["parity"] not in (None, OK, PENDING):
+            what = (
+                f"{r['replica']}: tokenizes otherwise than the router, {r['parity']}; it is routed to by load alone"
+            )
+            said.append(Text(what, style="red"))
+    return said
 
 
 def _footer(value: dict[str, Any]) -> Text:
