@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import pytest
+from prometheus_client import REGISTRY
 
 from stoker.api.registry.v1 import registry_pb2
 from stoker.registry.client import DigestChanged, FleetWatch, LoadChanged, RecordsChanged, SourceChanged
 from stoker.router import core
 from stoker.router.fleet.view import View
-from stoker.router.watching import Watching
+from stoker.router.watching import Watching, loop_lag
 from tests.support.registry import snapshot
 from tests.support.router import replica
+from tests.support.waiting import eventually
 
 
 class Told:
@@ -74,3 +78,20 @@ async def test_an_event_that_cannot_be_taken_has_everything_told_anew(monkeypatc
     await follow(told)
     assert told.now == 16.0
     assert not told.resynced
+
+
+async def test_a_loop_that_stood_still_is_measured() -> None:
+    def observed() -> tuple[float, float]:
+        name = "stoker_router_loop_lag_seconds"
+        return REGISTRY.get_sample_value(f"{name}_sum") or 0.0, REGISTRY.get_sample_value(f"{name}_count") or 0.0
+
+    before = observed()
+    measuring = asyncio.create_task(loop_lag(0.01))
+    try:
+        await eventually(lambda: observed()[1] > before[1], "it measures")
+        began = time.monotonic()
+        while time.monotonic() < began + 0.2:  # nothing else runs meanwhile
+            pass
+        await eventually(lambda: observed()[0] - before[0] > 0.15, "the standstill is seen")
+    finally:
+        measuring.cancel()

@@ -43,7 +43,7 @@ from stoker.router.probes.parity import ParityProbe
 from stoker.router.prompts.plan import Planner
 from stoker.router.prompts.tokenizer_store import TokenizerStore
 from stoker.router.server import RouterServer
-from stoker.router.watching import Announcing, Watching, every
+from stoker.router.watching import Announcing, Watching, every, loop_lag
 from stoker.router.workers import parent as workers
 from stoker.router.workers.siblings import Siblings
 
@@ -145,6 +145,7 @@ class RouterApp:
             self.http_port: int = openai.sockets[0].getsockname()[1]
             self._running = running.pop_all()
         self._run(every(_HOUSEKEEPING_S, self._housekeep), "housekeeping")
+        self._run(loop_lag(), "loop lag")
         self._run(self._announce(), "readiness")
 
     async def _start_grpc(self) -> None:

@@ -74,6 +74,10 @@ PICKS_UNHEARD = Counter(
 RECORDS = Counter(
     "stoker_router_records_total", "Decisions to be recorded, by what became of them.", ["result"]
 )  # result: written, queue_full, write_failed
+LOOP_LAG = Histogram(
+    "stoker_router_loop_lag_seconds", "How late the event loop comes to what is due: for so long it stood still.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5),
+)  # fmt: skip
 RESYNCS = Counter("stoker_router_digest_resyncs_total", "Digests that had to be asked for anew.")
 
 

@@ -151,6 +151,15 @@ class Announcing:
         )
 
 
+async def loop_lag(tick_s: float = 0.05) -> None:
+    """Measure how late this loop is, for ever. A standstill longer than a tick is always seen, if not all of it."""
+    now = asyncio.get_running_loop().time
+    while True:
+        due = now() + tick_s
+        await asyncio.sleep(tick_s)
+        metrics.LOOP_LAG.observe(max(0.0, now() - due))
+
+
 async def every(seconds: float, *actions: Callable[[], None]) -> None:
     """Call each action every so many seconds; one that fails is logged and called again."""
     while True:
