@@ -10,11 +10,12 @@ _MIDDLE = 1
 _OLD = 100
 """Looks at the younger between two looks at the next older; Python's own default is 10 and 10.
 
-Nothing here waits for the collector: over 30,000 decisions it found no garbage at all. But it walks over what a router
-remembers of requests, 280,000 objects with a hundred replicas, and the loop stands still meanwhile. Measured so, the
-longest look was 21 ms (58 ms at 10 and 10), at the same share of CPU time, 1.6 %, and only while memories fill; the one
-at everything, 100 ms, waits for two million new objects: some 200 MB, should there be garbage one day. The block index
-is none of it: two million blocks are 700 objects, and freezing them once more, after the first sync, gained nothing.
+Nothing here waits for the collector: over 30,000 decisions it found no garbage at all. But it walks over what a
+router remembers of requests, 280,000 objects with a hundred replicas, and the loop stands still meanwhile.
+Measured so, the longest look was 21 ms (58 ms at 10 and 10), at the same share of CPU time, 1.6 %, and only
+while memories fill; the one at everything, 100 ms, waits for two million new objects: some 200 MB, should there
+be garbage one day. The block index is none of it: two million blocks are 700 objects, and freezing them once
+more, after the first sync, gained nothing.
 """
 
 
