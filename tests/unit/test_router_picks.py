@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from stoker.api.registry.v1 import registry_pb2
 from stoker.api.router.v1 import router_pb2
 from stoker.common.blocks import block_keys, pack_keys, root_key
-from stoker.common.errors import Exhausted, InvalidRequest, StokerError
+from stoker.common.errors import DeadlineExceeded, Exhausted, InvalidRequest, StokerError
 from stoker.common.tickets import parse
 from stoker.router.config import QueueConfig, TenantsConfig
-from stoker.router.core import LoadLedger, TenantLimits
+from stoker.router.core import LoadLedger, Outcome, TenantLimits
 from stoker.router.flights.tenants import Caller
 from stoker.router.grpc.prompt import of_tokenized
 from stoker.router.picking.calls import PickCalls
@@ -76,6 +78,65 @@ async def test_an_end_releases_once(world: World, event: Event) -> None:
         world.picks.tell(picked.pick_id, event)
     world.picks.undo(picked.pick_id)
     assert world.idle()
+
+
+async def test_what_callers_say_of_success_is_weighed(world: World) -> None:
+    """Nobody's word alone clears a replica's faults, ends its ejection, or says what its cache holds."""
+    noted = world.router.confirmations._waiting
+    health = world.fleet.health
+
+    async def serve(*, first_token: bool = True, took: float = 10.0) -> str:
+        picked = await world.pick(alternatives=0)
+        if first_token:
+            world.picks.tell(picked.pick_id, Event.FIRST_TOKEN)
+        world.now += took
+        world.picks.tell(picked.pick_id, Event.SERVED)
+        assert world.idle()
+        return picked.places[0].id
+
+    home = await serve()
+    assert len(noted) == 1
+    noted.clear()
+    health.observe(home, Outcome.FAULT, world.view.targets.keys(), world.now)
+    for told in ({"first_token": False}, {"took": 0.0}):
+        assert await serve(**told) == home  # type: ignore[arg-type]
+        assert not health.quiet, told
+        assert not noted, told
+    picked = await world.pick(alternatives=0)
+    assert picked.places[0].id == home
+    for _ in range(2):
+        health.observe(home, Outcome.FAULT, world.view.targets.keys(), world.now)
+    world.picks.tell(picked.pick_id, Event.FIRST_TOKEN)
+    world.now += 1.0
+    assert health.ejected(home, world.now)
+    world.picks.tell(picked.pick_id, Event.SERVED)
+    assert health.ejected(home, world.now)
+    assert world.idle()
+    world.now += 60.0
+    assert await serve() == home
+    assert health.quiet, "one that is credible clears the record"
+
+
+async def test_a_pick_may_end_after_its_replica_has_left(world: World) -> None:
+    picked = await world.pick()
+    left = registry_pb2.Removals(replicas=[picked.places[0].record.replica_id])
+    world.view.records(registry_pb2.Records(), left, now=world.now)
+    world.picks.tell(picked.pick_id, Event.FIRST_TOKEN)
+    world.picks.tell(picked.pick_id, Event.SERVED)
+    assert world.idle()
+
+
+async def test_a_pick_that_is_ready_after_its_deadline_is_given_back(world: World) -> None:
+    server = RouterServer(world.router, PickCalls(world.router, world.picker), Siblings.alone())
+    prompt = router_pb2.TokenizedPrompt(model="tiny", token_ids=packed(64), max_tokens=1)
+    late = SimpleNamespace(invocation_metadata=lambda: (), time_remaining=lambda: -0.01)
+    with pytest.raises(DeadlineExceeded):
+        await server.Pick(router_pb2.PickRequest(tokenized=prompt), cast(Any, late))
+    assert world.idle()
+    for left in (1.0, None):
+        there = SimpleNamespace(invocation_metadata=lambda: (), time_remaining=lambda left=left: left)
+        await server.Pick(router_pb2.PickRequest(tokenized=prompt), cast(Any, there))
+    assert len(world.picks) == 2
 
 
 async def test_reports_come_in_bounded_numbers(world: World) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
-from stoker.common.errors import InvalidRequest, NotFound
+from stoker.common.errors import DeadlineExceeded, InvalidRequest, NotFound
 from stoker.router import core
 from stoker.router.decisions.decided import Remembered
 from stoker.router.decisions.recollection import Recollection
@@ -67,7 +67,13 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
         """Where a request goes that its caller sends, with tickets."""
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         answer = self._picks.pick(request, metadata)
-        return answer if isinstance(answer, router_pb2.PickResponse) else await answer
+        if not isinstance(answer, router_pb2.PickResponse):
+            answer = await answer
+        left_s = context.time_remaining()
+        if left_s is not None and left_s <= 0.0:  # while this process was busy: nobody takes the answer any more
+            self._picks.undo(answer)
+            raise DeadlineExceeded("the pick was made after its caller's deadline; allow more time")
+        return answer
 
     async def ReportPicks(  # noqa: N802 - gRPC's name
         self, request: router_pb2.ReportPicksRequest, context: _Context

@@ -61,6 +61,10 @@ class PickCalls:
             raise
         return self._answer(picked) if isinstance(picked, Picked) else self._answer_later(picked)
 
+    def undo(self, answer: router_pb2.PickResponse) -> None:
+        """An answer that nobody gets."""
+        self.picker.picks.undo(answer.pick_id)
+
     def report(self, request: router_pb2.ReportPicksRequest) -> router_pb2.ReportPicksResponse:
         """What became of picked requests. Raises InvalidRequest."""
         if len(request.reports) > MOST_REPORTS:

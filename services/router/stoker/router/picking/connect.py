@@ -48,7 +48,7 @@ class ConnectCalls:
     """Answers calls below `PREFIX`."""
 
     def __init__(self, calls: PickCalls) -> None:
-        self._undo = calls.picker.picks.undo
+        self._undo = calls.undo
         self._methods = {
             "Pick": _Method(router_pb2.PickRequest, router_pb2.PickRequest.FromString, calls.pick),
             "ReportPicks": _Method(
@@ -109,7 +109,7 @@ class ConnectCalls:
     def _said(self, ask: Ask, said: Message) -> Answer:
         undo = None
         if isinstance(said, router_pb2.PickResponse):
-            undo = functools.partial(self._undo, said.pick_id)
+            undo = functools.partial(self._undo, said)
         if ask.headers["content-type"] == connect.PROTO:
             return Answer(200, _PROTO, said.SerializeToString(), undo=undo)
         return Answer(200, _JSON, json_format.MessageToJson(said, indent=None).encode(), undo=undo)

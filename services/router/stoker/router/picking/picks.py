@@ -17,6 +17,8 @@ from stoker.router.workers.siblings import Siblings
 API = "pick"
 MOST_REPORTS = 10_000
 """In one call."""
+_FASTEST = 10.0
+"""Times the prefill rate that is measured: nobody computes a prompt faster."""
 
 
 class Event(Enum):
@@ -93,7 +95,8 @@ class Picks:
             case Event.MOVED:
                 self._move(name, pick, place, fault=fault)
             case Event.SERVED:
-                pick.flight.served()
+                if self._credible(pick, now):
+                    pick.flight.served()
                 self._end(name, "ok")
             case Event.FAILED:
                 # Said by a caller, so it is believed of one replica at a time.
@@ -101,6 +104,19 @@ class Picks:
                 self._end(name, "interrupted" if pick.token_seen else "failed")
             case Event.DROPPED:
                 self._end(name, "cancelled")
+
+    def _credible(self, pick: _Pick, now: float) -> bool:
+        """Whether that it was served may speak for its replica: for its health, and of what is in its cache now.
+
+        Not where its caller never told a first token, or all is over before any engine could have computed the
+        prompt, or the replica is out: that, a check or a relayed request ends, not somebody's word.
+        """
+        decided = pick.flight.decided
+        replica, fleet = decided.target.id, decided.plan.pool.fleet
+        rate = fleet.rates.get(replica)  # None: it has left
+        if rate is None or not pick.token_seen or fleet.health.ejected(replica, now):
+            return False
+        return now - pick.began >= decided.decision.prefill_tokens / (_FASTEST * rate)
 
     def _hear(self, said: bytes) -> None:
         name, event, place, fault = msgspec.msgpack.decode(said, type=tuple[str, Event, int, bool])
