@@ -53,6 +53,8 @@ COMPLETED: dict[str, dict[str, Any]] = {
     "salted": {"cache_salt": "s"},
     "odd text": {"prompt": "\u2028 \ud7ff\u0000<s></s><|turn|>  "},
     "short": {"prompt": "a"},
+    "one in a list": {"prompt": [TEXT]},
+    "two": {"prompt": [TEXT, "a"]},
     "too much output": {"max_tokens": 100_000},
     "too long": {"prompt": "coal " * 20_000},
     "no sampling": {"temperature": -1},

@@ -47,6 +47,9 @@ TOKENIZE = Histogram(
     "stoker_router_tokenize_seconds", "Rendering, tokenizing and hashing a prompt.", ["where"],
     buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1),
 )  # fmt: skip
+SENT = Counter(
+    "stoker_router_bodies_sent_total", "Bodies sent to engines, by what their prompts went as.", ["prompt"]
+)  # prompt: text, tokens
 PARITY = Gauge(
     "stoker_router_parity", "1 router and engine tokenize alike, 0 not yet known, -1 they differ.", ["replica"]
 )

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from stoker.router import metrics
 from stoker.router.fleet.pools import Target
 from stoker.router.prompts.decode import Partly
 from stoker.router.prompts.plan import Plan
@@ -21,10 +22,10 @@ from stoker.router.prompts.prompt import CHAT, COMPLETIONS
 SendTokens = Literal["never", "completions", "always"]
 
 # An answer shows the text of the prompt, or the engine shall do more to it than tokenize, or has tokens already.
-_NEEDS_TEXT = (
+_NEEDS_TEXT = frozenset({
     *("echo", "suffix", "prompt_embeds", "return_token_offsets", "return_prompt_text", "mm_processor_kwargs"),
     *("truncate_prompt_tokens", "truncation_side", "kv_transfer_params", "chat_template"),
-)
+})  # fmt: skip
 _STEP = 8192
 """So many tokens are written as JSON (0.2 ms) before others get their turn."""
 _TOLD_BY = 64
@@ -54,15 +55,18 @@ class Sent:
         """The body for a replica. Text goes to those not proved to read it as this router does."""
         takes = target.reads_by(self._plan.tokenizer) and (target.takes_chat_tokens or not self._chat)
         if not self._may or not takes:
+            metrics.of(metrics.SENT, "text").inc()
             return self._text
         if self._tokens is None:
             self._tokens = await self._with_tokens()
+        metrics.of(metrics.SENT, "tokens").inc()
         return self._tokens
 
     async def _with_tokens(self) -> bytes:
         ids = await _as_json(self._plan.ids)
         if self._chat:
-            return b'{"kv_transfer_params":{"prompt_token_ids":' + ids + b"}," + after_brace(self._text)
+            rest = self._text[self._text.index(b"{") + 1 :]
+            return b'{"kv_transfer_params":{"prompt_token_ids":' + ids + b"}," + rest
         return _in_place_of_prompt(self._text, ids)
 
 
@@ -75,12 +79,7 @@ def _may(api: str, fields: Mapping[str, Any], plan: Plan, send_tokens: SendToken
         return False  # whether the model is shown tools that it may not call is a setting of the engine
     # Of a prompt that leaves no room for output the engine says so itself, in its own words.
     fits = len(plan.ids) // 4 < plan.pool.max_model_len
-    return fits and all(fields.get(name) in (None, False) for name in _NEEDS_TEXT)
-
-
-def after_brace(raw: bytes) -> bytes:
-    """What follows the opening brace of a JSON object that has fields."""
-    return raw[raw.index(b"{") + 1 :]
+    return fits and all(fields[name] in (None, False) for name in _NEEDS_TEXT.intersection(fields))
 
 
 def _in_place_of_prompt(raw: bytes, ids: bytes) -> bytes:
