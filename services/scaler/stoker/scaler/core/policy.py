@@ -62,6 +62,8 @@ class Slo:
     attainment: float = 0.95
     window_s: float = 30.0
     """Arrivals are averaged over this long; peaks within it are what the queueing model is for."""
+    headroom: float = 0.2
+    """Demand is taken to be this share higher than it is: what may come before a start is done."""
 
 
 @dataclass(frozen=True, slots=True)

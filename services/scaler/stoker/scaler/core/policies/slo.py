@@ -40,7 +40,7 @@ def need(policy: Policy, history: History, now: float) -> Need:
 
 def answer(policy: Policy, history: History, now: float, demand: Demand, reason: Reason) -> Need:
     """The count for a demand, corrected by what was learnt."""
-    model = Model(history.capacity, policy.slo, demand)
+    model = Model(history.capacity, policy.slo, demand.times(1.0 + policy.slo.headroom))
     if unmeasured := model.unmeasured():
         return Need(None, Reason.UNKNOWN, dict.fromkeys(unmeasured))
     estimate = model.estimate()
@@ -78,16 +78,12 @@ def measured(slo: Slo, history: History, now: float) -> tuple[Demand | None, dic
     arrival_scv = _arrival_scv(samples)
     believed = max(arrivals, _rising(samples, slo, now, arrival_scv))
     prompt_tokens, output_tokens, prompt_scv = _sizes(samples)
-    if arrivals:
-        prompt *= believed / arrivals
-    uncached = prompt * (1.0 - hit_rate)
-    backlog = mean(samples, now - slo.window_s / 3, _waiting) or 0.0
-    drain_s = max(slo.window_s, history.startup.p95_s or 0.0)
-    uncached += backlog * prompt_tokens * (1.0 - hit_rate) / drain_s
+    uncached = (prompt * believed / arrivals if arrivals else prompt) * (1.0 - hit_rate)
+    backlog = (mean(samples, now - slo.window_s / 3, _waiting) or 0.0) * prompt_tokens * (1.0 - hit_rate)
     return (
         Demand(
             believed,
-            uncached,
+            uncached + _to_catch_up(slo, history, uncached, backlog),
             max(decode, believed * output_tokens),
             _uncached_scv(prompt_scv, hit_rate),
             arrival_scv,
@@ -95,6 +91,17 @@ def measured(slo: Slo, history: History, now: float) -> tuple[Demand | None, dic
         ),
         {},
     )
+
+
+def _to_catch_up(slo: Slo, history: History, uncached: float, backlog: float) -> float:
+    """Tokens a second on top, so that what waits, and what will until a replica started now is ready, is done as long
+    after that as the start took."""
+    prefill = history.capacity.prefill_tokens_per_s
+    newest, startup_s = history.samples[-1], history.startup.p50_s or 0.0
+    if prefill and newest.ready:
+        falling_behind = uncached - prefill * (newest.ready + newest.starting / 2.0)
+        backlog = max(0.0, backlog + falling_behind * startup_s)
+    return backlog / max(slo.window_s, startup_s)
 
 
 def _rising(samples: Sequence[Sample], slo: Slo, now: float, arrival_scv: float) -> float:
