@@ -36,21 +36,15 @@ class Room:
 
 
 def bounds_at(policy: Policy, wall: float) -> Bounds:
-    """The policy's bounds at the wall-clock second `wall`, schedules applied; where these disagree, the least is the
-    highest of theirs, the most the lowest, and the most wins. With `wall` 0, unknown, no schedule applies."""
-    active = [schedule for schedule in policy.schedules if wall and _active(schedule, wall)]
-    least, most = policy.bounds.least, policy.bounds.most
-    limits = [schedule.most for schedule in active if schedule.most is not None]
-    if active:
-        least = max(schedule.least for schedule in active)
-    if limits:
-        most = min(limits)
-    return Bounds(
-        min(least, most),
-        most,
-        Reason.SCHEDULE if active else Reason.AT_LEAST,
-        Reason.SCHEDULE if limits else Reason.AT_MOST,
-    )
+    """The policy's bounds at the wall-clock second `wall`: those of the first schedule that holds then, or its own.
+    With `wall` 0, unknown, no schedule holds."""
+    usual = policy.bounds
+    for schedule in policy.schedules if wall else ():
+        if _active(schedule, wall):
+            most = usual.most if schedule.most is None else schedule.most
+            reason = Reason.AT_MOST if schedule.most is None else Reason.SCHEDULE
+            return Bounds(min(schedule.least, most), most, Reason.SCHEDULE, reason)
+    return Bounds(min(usual.least, usual.most), usual.most)
 
 
 def _active(schedule: Schedule, wall: float) -> bool:

@@ -293,6 +293,7 @@ class ScalingSlo(Message):
     ITL_S_FIELD_NUMBER: int
     ATTAINMENT_FIELD_NUMBER: int
     WINDOW_S_FIELD_NUMBER: int
+    HEADROOM_FIELD_NUMBER: int
     ttft_s: float
     """Time to the first token, seconds; 1."""
     itl_s: float
@@ -301,6 +302,8 @@ class ScalingSlo(Message):
     """Share of the requests that shall be within both, above 0 and below 1; 0.95."""
     window_s: float
     """Arrivals are averaged over this long, seconds; 30."""
+    headroom: float
+    """Demand is taken to be this share higher than it is, at least 0; 0.2. What may come before a start is done."""
     def __init__(
         self,
         *,
@@ -308,11 +311,14 @@ class ScalingSlo(Message):
         itl_s: float | None = ...,
         attainment: float | None = ...,
         window_s: float | None = ...,
+        headroom: float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["_attainment", b"_attainment", "_itl_s", b"_itl_s", "_ttft_s", b"_ttft_s", "_window_s", b"_window_s", "attainment", b"attainment", "itl_s", b"itl_s", "ttft_s", b"ttft_s", "window_s", b"window_s"]) -> bool: ...
-    def ClearField(self, field_name: Literal["_attainment", b"_attainment", "_itl_s", b"_itl_s", "_ttft_s", b"_ttft_s", "_window_s", b"_window_s", "attainment", b"attainment", "itl_s", b"itl_s", "ttft_s", b"ttft_s", "window_s", b"window_s"]) -> None: ...
+    def HasField(self, field_name: Literal["_attainment", b"_attainment", "_headroom", b"_headroom", "_itl_s", b"_itl_s", "_ttft_s", b"_ttft_s", "_window_s", b"_window_s", "attainment", b"attainment", "headroom", b"headroom", "itl_s", b"itl_s", "ttft_s", b"ttft_s", "window_s", b"window_s"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_attainment", b"_attainment", "_headroom", b"_headroom", "_itl_s", b"_itl_s", "_ttft_s", b"_ttft_s", "_window_s", b"_window_s", "attainment", b"attainment", "headroom", b"headroom", "itl_s", b"itl_s", "ttft_s", b"ttft_s", "window_s", b"window_s"]) -> None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_attainment", b"_attainment"]) -> Literal["attainment"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_headroom", b"_headroom"]) -> Literal["headroom"] | None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_itl_s", b"_itl_s"]) -> Literal["itl_s"] | None: ...
     @overload
