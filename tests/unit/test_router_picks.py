@@ -99,7 +99,7 @@ async def test_what_callers_say_of_success_is_weighed(world: World) -> None:
     noted.clear()
     health.observe(home, Outcome.FAULT, world.view.targets.keys(), world.now)
     for told in ({"first_token": False}, {"took": 0.0}):
-        assert await serve(**told) == home  # type: ignore[arg-type]
+        assert await serve(**told) == home
         assert not health.quiet, told
         assert not noted, told
     picked = await world.pick(alternatives=0)
