@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
@@ -143,6 +144,16 @@ async def test_the_node_gets_the_ticket_and_the_router_hears_the_end() -> None:
         assert here.router.asked[0][1]["x-stoker-tenant"] == "acme"
         assert here.router.asked[0][0].alternatives == 2
         await here.router.has_been_told(("FIRST_TOKEN", 0, False), ("SERVED", 0, False))
+
+
+@pytest.mark.parametrize("direct", [True, False])
+async def test_the_callers_trace_goes_along(direct: bool) -> None:
+    with TracerProvider().get_tracer("test").start_as_current_span("ask") as span:
+        async with world(Node(), direct=direct) as here:
+            await here.ask()
+    trace = f"{span.get_span_context().trace_id:032x}"
+    asked = [here.router.asked[0], here.nodes[0].asked[0]] if direct else [here.relay.asked[0]]
+    assert all(trace in metadata["traceparent"] for _, metadata in asked)
 
 
 @pytest.mark.parametrize(

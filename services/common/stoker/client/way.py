@@ -19,7 +19,7 @@ from stoker.client.reports import Reports
 from stoker.client.results import Served
 from stoker.client.routers import PICK, Routers
 from stoker.client.settings import ClientSettings
-from stoker.common import rpc
+from stoker.common import otel, rpc
 from stoker.common.channels import Channels
 from stoker.common.errors import Code, StokerError
 from stoker.common.retries import RetryBudget
@@ -147,7 +147,9 @@ class Ways:
             sent = inference_pb2.GenerateRequest()
             sent.CopyFrom(request)
             sent.replica_id, sent.request_id = place.replica_id, pick.request_id
-            shown = [(HEADER, pick.ticket)] if pick.ticket else []
+            shown = list(otel.current().items())
+            if pick.ticket:
+                shown.append((HEADER, pick.ticket))
             if place.HasField("rank"):
                 shown.append((RANK_HEADER, str(place.rank)))
             call = _generate(channel, sent, deadline.left(), shown)
