@@ -17,4 +17,4 @@ def test_scenario(path: Path) -> None:
 
 
 def test_there_are_scenarios() -> None:
-    assert len(FILES) >= 4
+    assert len(FILES) >= 15

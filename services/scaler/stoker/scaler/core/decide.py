@@ -109,15 +109,19 @@ def _groups(
 
 
 def _with_shared_demand(group: list[_Member]) -> list[_Member]:
-    sharing = {
-        member.name: member.history
-        for member in group
-        if not member.fixed and (member.replicas or member.history.samples)
-    }
+    sharing = [m for m in group if not m.fixed and (m.replicas or m.history.samples)]
     if len(sharing) < 2:
         return group
-    joined = demand.shared(sharing)
+    joined = demand.shared({member.name: member.history for member in sharing}, _weights(sharing))
     return [replace(member, history=joined.get(member.name, member.history)) for member in group]
+
+
+def _weights(sharing: Sequence[_Member]) -> dict[str, float]:
+    """What one replica of each carries: by its target, else by its KV cache, all alike where that is not known."""
+    if all(member.policy.kind is Kind.CONCURRENCY for member in sharing):
+        return {m.name: m.policy.concurrency.target * m.policy.concurrency.utilisation for m in sharing}
+    caches = {member.name: member.history.capacity.kv_tokens or 0.0 for member in sharing}
+    return caches if all(caches.values()) else dict.fromkeys(caches, 1.0)
 
 
 def _decided(group: Sequence[_Member], now: float) -> Iterator[tuple[_Member, _Outcome]]:
@@ -177,20 +181,17 @@ def _prepared(member: _Member, now: float) -> tuple[Need, Variant, list[Because]
 
 
 def _lost(member: _Member, count: int, now: float) -> int:
-    """How many of the `count` replicas failed, or should long have been ready; those in surplus go first."""
-    overdue_s = limits.overdue_s(member.history)
-    changed_at = member.history.changed_at
-    absent = count - len(member.replicas) if changed_at is not None and now - changed_at > overdue_s else 0
-    lost = sum(
-        replica.standing is Standing.FAILING
-        or (
-            replica.standing in (Standing.PENDING, Standing.STARTING)
-            and replica.since is not None
-            and now - replica.since > overdue_s
-        )
-        for replica in member.replicas
-    )
-    return min(count, max(0, lost + absent))
+    """How many of the `count` replicas failed, or should long have been ready or at least been placed."""
+    overdue_s, changed_at = limits.overdue_s(member.history), member.history.changed_at
+    unplaced = count - len(member.replicas) if changed_at is not None and now - changed_at > overdue_s else 0
+    lost = sum(_is_lost(replica, now, overdue_s) for replica in member.replicas)
+    return min(count, lost + max(0, unplaced))
+
+
+def _is_lost(replica: Replica, now: float, overdue_s: float) -> bool:
+    if replica.standing in (Standing.PENDING, Standing.STARTING):
+        return replica.since is not None and now - replica.since > overdue_s
+    return replica.standing is Standing.FAILING
 
 
 def _may_end(member: _Member, now: float) -> bool:
@@ -209,9 +210,9 @@ def _caps(group: Sequence[_Member]) -> Caps:
 def _with_victims(
     member: _Member, outcome: _Outcome, fleet: Fleet, now: float, values: Mapping[str, float | None], fresh_s: float
 ) -> Decision:
-    before = member.before
+    before, overdue_s = member.before, limits.overdue_s(member.history)
     going = victims.choose(
-        member.replicas,
+        [replace(r, standing=Standing.FAILING) if _is_lost(r, now, overdue_s) else r for r in member.replicas],
         len(member.replicas) - outcome.replicas,
         fleet.loads,
         now,

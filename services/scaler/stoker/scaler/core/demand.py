@@ -7,48 +7,40 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import overload
 
-from stoker.scaler.core.signals import Capacity, History, Minute, Sample
+from stoker.scaler.core.signals import History, Minute, Sample
 
 _GAP_S = 15.0
 """Samples of two deployments closer than this tell of the same moment."""
 
 
-def shared(histories: Mapping[str, History]) -> dict[str, History]:
-    """Each history with the demand of all of them.
+def shared(histories: Mapping[str, History], weights: Mapping[str, float]) -> dict[str, History]:
+    """Each history with the demand of all of them; `weights` is what one replica of each carries, in any one unit.
 
     Requests and tokens are summed; replicas are counted in replicas of the one that is told; how full its caches
     are and what it can do stays its own. What any of them that has replicas does not know is not known of the sum.
     """
     joined = {}
     for name, own in histories.items():
-        others = [history for other, history in histories.items() if other != name]
-        minutes = _Summed(own.minutes, [other.minutes for other in others])
+        others = [(history, weights[other] / weights[name]) for other, history in histories.items() if other != name]
+        minutes = _Summed(own.minutes, [other.minutes for other, _ in others])
         joined[name] = replace(own, samples=_samples(own, others), minutes=minutes)
     return joined
 
 
-def _samples(own: History, others: Sequence[History]) -> list[Sample]:
-    ratios = [_ratio(other.capacity, own.capacity) for other in others]
+def _samples(own: History, others: Sequence[tuple[History, float]]) -> list[Sample]:
     places = [0] * len(others)
     joined = []
     for sample in own.samples:
         beside: list[tuple[Sample, float]] = []
-        for number, other in enumerate(others):
+        for number, (other, ratio) in enumerate(others):
             place, samples = places[number], other.samples
             while place + 1 < len(samples) and samples[place + 1].at <= sample.at:
                 place += 1
             places[number] = place
             if samples and 0.0 <= sample.at - samples[place].at <= _GAP_S:
-                beside.append((samples[place], ratios[number]))
+                beside.append((samples[place], ratio))
         joined.append(_joined(sample, beside, whole=len(beside) == len(others)))
     return joined
-
-
-def _ratio(other: Capacity, own: Capacity) -> float:
-    """How many replicas of the own kind one of the other is worth."""
-    if other.kv_tokens and own.kv_tokens:
-        return other.kv_tokens / own.kv_tokens
-    return 1.0
 
 
 def _joined(sample: Sample, beside: Sequence[tuple[Sample, float]], *, whole: bool) -> Sample:

@@ -1,9 +1,9 @@
 """What a load will be at most within the next minutes, from its own past.
 
 Three forecasters: `last` (it stays as it is), `trend` (the slope of the last minutes goes on, damped and bounded) and
-`season` (what followed at this hour on earlier days, at today's level). Each is tried on the last hour; the one with
-the least pinball loss at the wanted quantile is used, and that quantile of what it missed is added. So a load that
-has no season, or has lost it, is not forecast by one.
+`season` (what followed at this hour on earlier days, at today's level). Each is tried on the last hour, and around
+this hour on earlier days; the one with the least pinball loss at the wanted quantile is used, and that quantile of
+what it missed is added. So a load that has no season, or has lost it, is not forecast by one.
 
 Sources: seasonal-naive and damped trends as in R. J. Hyndman, G. Athanasopoulos, "Forecasting: Principles and
 Practice", 3rd ed., §5.2 and §8.2; the slope is Theil and Sen's, the median over pairs, which one burst does not turn;
@@ -41,7 +41,13 @@ _RATIO = 3.0
 """Today's level is at most so many times that of an earlier day, or its inverse."""
 _BEYOND = 1.25
 """What was missed lately lifts nothing further than this above all that was seen or forecast."""
+_AS_GOOD = 1.05
 _DAYS = 7
+"""Earlier days that are looked at …"""
+_DAYS_TRIED = 2
+"""… and those on which forecasters are tried as well …"""
+_AROUND = 15
+"""… so many minutes around this hour: a step that comes at nine shows in no hour before nine."""
 _KNOWN = 0.9
 """Share of the minutes of a stretch that must be known."""
 _PAIRS = np.array(list(combinations(range(_SLOPE), 2)))
@@ -82,37 +88,80 @@ def highest(
     recent = _stretch(minutes, load, first, round((end - first) / MINUTE_S) + 1)
     if recent is None or len(recent) < _SLOPE + horizon + LEAST_TRIED:
         return Forecast(current)
-    days = []
+    size = len(recent)
+    days = {}
     for day in range(1, _DAYS + 1):
         earlier = first - day * season_s
-        stretch = _stretch(minutes, load, earlier, len(recent) + horizon) if earlier >= minutes[0].at else None
-        if stretch is not None:
-            days.append(stretch)
+        if earlier >= minutes[0].at:
+            days[day] = _stretch(minutes, load, earlier, size + _AROUND + horizon)
 
-    forecasts = {"last": recent, "trend": _trend(recent, horizon)}
-    if days:
-        forecasts["season"] = np.median([_season(recent, day, horizon) for day in days], axis=0)
-    return _best(recent, forecasts, current, horizon, quantile)
+    tried = _Tried(quantile, horizon, least=max(1e-9, 0.1 * float(recent.mean())))
+    origins = min(TRIED, size - horizon - _SLOPE)
+    known = [stretch for stretch in days.values() if stretch is not None]
+    forecasts = _forecasts(recent, known, horizon)
+    tried.add(recent, forecasts, size - horizon - origins, size - horizon)
+    for day in range(1, _DAYS_TRIED + 1):
+        that = days.get(day)
+        before = [stretch for other, stretch in days.items() if other > day and stretch is not None]
+        if that is not None and before:
+            tried.add(that, _forecasts(that[: size + _AROUND], before, horizon), size - _AROUND, size + _AROUND)
 
-
-def _best(recent: Series, forecasts: Mapping[str, Series], current: float, horizon: int, quantile: float) -> Forecast:
-    """The forecaster that did best in the last hour. Each forecast is by origin: the highest load expected after."""
-    tried = min(TRIED, len(recent) - horizon - _SLOPE)
-    origins = np.arange(len(recent) - horizon - tried, len(recent) - horizon)
-    came = np.max([recent[origins + step] for step in range(1, horizon + 1)], axis=0)
-    least = max(1e-9, 0.1 * float(recent.mean()))
-    losses, missed = {}, {}
-    for name, forecast in forecasts.items():
-        expected = np.maximum(forecast[origins], least)
-        missed[name] = float(np.quantile((came - expected) / expected, quantile))
-        off = came - expected * (1.0 + missed[name])
-        losses[name] = float(np.mean(np.maximum(quantile * off, (quantile - 1.0) * off)))
-    method = min(losses, key=lambda name: losses[name])
+    method, losses = tried.best()
     latest = current if method == "last" else float(forecasts[method][-1])
     if method == "trend":
         latest += current - float(recent[-1])
+    missed = tried.missed(method)
     most = _BEYOND * max(latest, current, float(recent.max()))
-    return Forecast(min(most, max(0.0, latest) * (1.0 + missed[method])), method, missed[method], losses)
+    return Forecast(min(most, max(0.0, latest) * (1.0 + missed)), method, missed, losses)
+
+
+class _Tried:
+    """What each forecaster would have said at many moments, and what came."""
+
+    def __init__(self, quantile: float, horizon: int, least: float) -> None:
+        self._quantile = quantile
+        self._horizon = horizon
+        self._least = least
+        self._came: list[Series] = []
+        self._said: dict[str, list[Series]] = {}
+
+    def add(self, series: Series, forecasts: Mapping[str, Series], first: int, end: int) -> None:
+        """The forecasts made at the places from `first` up to `end` of a series that goes on after them."""
+        places = np.arange(first, end)
+        self._came.append(np.max([series[places + step] for step in range(1, self._horizon + 1)], axis=0))
+        for name, forecast in forecasts.items():
+            self._said.setdefault(name, []).append(np.maximum(forecast[places], self._least))
+
+    def best(self) -> tuple[str, dict[str, float]]:
+        """The forecaster with the least loss, the season where it is as good: it knows more than the last hour."""
+        losses = {name: self._loss(name) for name in self._said}
+        least = min(losses.values())
+        if losses.get("season", math.inf) <= _AS_GOOD * least:
+            return "season", losses
+        return min(losses, key=lambda name: losses[name]), losses
+
+    def missed(self, name: str) -> float:
+        """By how much what came was above what it said, as a share, at the wanted quantile."""
+        came, said = self._outcome(name)
+        return float(np.quantile(came / said - 1.0, self._quantile))
+
+    def _loss(self, name: str) -> float:
+        """Mean pinball loss of what it said, with what it missed added."""
+        came, said = self._outcome(name)
+        off = came - said * (1.0 + self.missed(name))
+        return float(np.mean(np.maximum(self._quantile * off, (self._quantile - 1.0) * off)))
+
+    def _outcome(self, name: str) -> tuple[Series, Series]:
+        said = np.concatenate(self._said[name])
+        return np.concatenate(self._came)[: len(said)], said
+
+
+def _forecasts(series: Series, days: Sequence[Series], horizon: int) -> dict[str, Series]:
+    """By forecaster, at each place of the series, the highest load expected within the horizon after it."""
+    forecasts = {"last": series, "trend": _trend(series, horizon)}
+    if days:
+        forecasts["season"] = np.median([_season(series, day, horizon) for day in days], axis=0)
+    return forecasts
 
 
 def _trend(recent: Series, horizon: int) -> Series:

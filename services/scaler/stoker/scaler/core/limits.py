@@ -67,13 +67,15 @@ def room(policy: Policy, bounds: Bounds, history: History, start: int, ready: in
         floors.append((start, Because(Reason.UNSEEN, {"seen_s": seen_s, "window_s": window_s})))
     if since_change < pace.down_cooldown_s:
         floors.append((start, Because(Reason.COOLDOWN, {"left_s": pace.down_cooldown_s - since_change})))
-    step = max(math.ceil(pace.down_factor * ready), ready - pace.down_replicas)
-    floors.append((min(start, step), Because(Reason.STEP, {"ready": ready, "to": step})))
+    step = max(math.ceil(pace.down_factor * ready), ready - pace.down_replicas) if ready > 1 else 0
+    step = min(start, step)
+    floors.append((step, Because(Reason.STEP, {"ready": ready, "to": step})))
 
     if since_change < pace.up_cooldown_s:
         ceilings.append((start, Because(Reason.COOLDOWN, {"left_s": pace.up_cooldown_s - since_change})))
     step = _step_up(pace, start if since_change > overdue_s(history) else ready)
-    ceilings.append((max(start, step), Because(Reason.STEP, {"ready": ready, "to": step})))
+    step = max(start, step)
+    ceilings.append((step, Because(Reason.STEP, {"ready": ready, "to": step})))
 
     low, below = max(floors, key=lambda floor: floor[0])
     high, above = min(ceilings, key=lambda ceiling: ceiling[0])

@@ -98,7 +98,7 @@ class Pace:
     down_replicas: int = 1_000
     """At most this many fewer than are ready …"""
     down_factor: float = 0.5
-    """… and at least this share of them."""
+    """… and at least this share of them. The last one is not bound by either: it waits for `Bounds.idle_s`."""
     down_cooldown_s: float = 60.0
     settle_s: float = 120.0
     """The count falls only to the highest that was wanted in this time: what flaps does not shrink."""

@@ -59,6 +59,8 @@ class Reason(StrEnum):
     """The group's money allows no more."""
     CAP_POWER = "CAP_POWER"
     """The group's power allows no more."""
+    IDLE = "IDLE"
+    """Lowered to none: nothing was asked for the policy's `idle_s`."""
     NOT_IDLE = "NOT_IDLE"
     """Not lowered to none: not long enough without any request, or not known to be."""
     WOKEN = "WOKEN"

@@ -82,7 +82,7 @@ class _Sharing:
             return
         able = [v for v in self._sharing if not v.paused and v.room.high and self._beyond(v, 1) is None]
         if able:
-            first = min(able, key=lambda v: (v.need is None, self._dearness(v, self._now), v.price.per_hour, v.name))
+            first = min(able, key=lambda v: (v.need is None, self._dearness(v), v.price.per_hour, v.name))
             self.shares[first.name].count += 1
             self.shares[first.name].because.append(Because(Reason.WOKEN, {"waiting": waiting}))
 
@@ -107,11 +107,11 @@ class _Sharing:
 
     def _cheapest(self, able: Sequence[Variant], missing: float) -> Variant:
         """Whom to give one more: the cheapest a unit of demand; for the last piece the cheapest that carries it."""
-        best = min(able, key=lambda v: (_failing(v), self._dearness(v, self._now), v.name))
+        best = min(able, key=lambda v: (_failing(v), self._dearness(v), v.name))
         if missing * self._now[best.name] > 1.0 + _EPS or _failing(best):
             return best
         enough = [v for v in able if missing * self._now[v.name] <= 1.0 + _EPS and not _failing(v)]
-        return min(enough, key=lambda v: (v.price.per_hour, self._dearness(v, self._now), v.name))
+        return min(enough, key=lambda v: (v.price.per_hour, self._dearness(v), v.name))
 
     def _stop(self, variant: Variant) -> Because | None:
         """Why it gets not one more."""
@@ -135,16 +135,26 @@ class _Sharing:
 
     def shrink(self, keep: int) -> None:
         """Takes away what is not needed, dearest first."""
-        order = sorted(self._moving, key=lambda v: (-self._dearness(v, self._lately), v.name))
-        while going := next((v for v in order if self._may_go(v, keep)), None):
+        order = sorted(self._moving, key=lambda v: (-self._dearness(v), v.name))
+        while going := self._next_to_go(order, keep):
             self.shares[going.name].count -= 1
+        if not self._total() and (ended := [v for v in order if v.start]):
+            self.shares[ended[0].name].because.append(Because(Reason.IDLE))
         for variant in order:
             if held := self._held(variant, keep):
                 self.shares[variant.name].because.append(held)
 
-    def _may_go(self, variant: Variant, keep: int) -> bool:
-        left = self.shares[variant.name].count > variant.room.low and self._total() > keep
-        return left and self._without_one(variant, self._lately, variant.margin)
+    def _next_to_go(self, order: Sequence[Variant], keep: int) -> Variant | None:
+        """The dearest that may go. While that is held by nothing but what was needed a while ago it is waited for:
+        else the cheaper ones would go piece by piece before it."""
+        for variant in order:
+            if self.shares[variant.name].count <= variant.room.low or self._total() <= keep:
+                continue
+            if self._without_one(variant, self._lately, variant.margin):
+                return variant
+            if self._without_one(variant, self._now, variant.margin):
+                return None
+        return None
 
     def _held(self, variant: Variant, keep: int) -> Because | None:
         """Why it keeps a replica that the demand of this moment does not need; None where it needs all."""
@@ -161,13 +171,13 @@ class _Sharing:
 
     def _without_one(self, variant: Variant, needs: Mapping[str, float], margin: float) -> bool:
         """Whether the demand, and `margin` of what carries it, would be carried with one replica of it less."""
-        lost = self.shares[variant.name].count > variant.start - variant.lost
-        loss = 0.0 if lost or not needs[variant.name] else 1.0 / needs[variant.name]
+        need = needs[variant.name]
+        loss = 1.0 / need if need > 0.0 and not self._burdened(variant, needs) else 0.0
         return (self._carried(needs) - loss) * (1.0 - margin) >= 1.0 - _EPS
 
     def cut(self) -> None:
         """Takes away what the caps do not allow, lower bounds or not, dearest first."""
-        order = sorted(self._variants, key=lambda v: (v.own, -self._dearness(v, self._now), v.name))
+        order = sorted(self._variants, key=lambda v: (v.own, -self._dearness(v), v.name))
         for variant in order:
             mine = self.shares[variant.name]
             while mine.count and not variant.paused and (over := self._beyond(variant, 0)):
@@ -193,21 +203,27 @@ class _Sharing:
                 continue
             if need <= 0.0:
                 return math.inf
-            carried += (counts[variant.name] if counts else self._carrying(variant)) / need
+            carried += (counts[variant.name] if counts else self._carrying(variant, needs)) / need
         return carried if needs else math.inf
 
-    def _carrying(self, variant: Variant) -> int:
-        """Its replicas that serve or will: lost ones do not, and are the first to go."""
+    def _carrying(self, variant: Variant, needs: Mapping[str, float]) -> int:
+        """Its replicas that serve or will."""
         count = self.shares[variant.name].count
-        sound = max(0, variant.start - variant.lost)
-        return count - variant.lost if count > variant.start else min(count, sound)
+        gone = max(0, variant.start - count)
+        return max(0, count - max(self._spare(variant, needs), variant.lost - gone))
+
+    def _burdened(self, variant: Variant, needs: Mapping[str, float]) -> bool:
+        """Whether more of it is lost than is asked for in their stead: those carry nothing, and go first."""
+        gone = max(0, variant.start - self.shares[variant.name].count)
+        return variant.lost - gone > self._spare(variant, needs)
 
     def _spare(self, variant: Variant, needs: Mapping[str, float]) -> int:
-        return min(variant.lost, max(1, math.ceil(_SPARE * needs[variant.name])))
+        """How many of the lost others are asked for in their stead, while those may still come."""
+        return min(variant.lost, max(1, math.ceil(_SPARE * needs.get(variant.name, 0.0))))
 
-    def _dearness(self, variant: Variant, needs: Mapping[str, float]) -> float:
+    def _dearness(self, variant: Variant) -> float:
         """Price of the whole demand."""
-        return variant.price.per_hour * needs.get(variant.name, 1.0)
+        return variant.price.per_hour * self._now.get(variant.name, 1.0)
 
     def _total(self) -> int:
         return sum(self.shares[variant.name].count for variant in self._sharing)
@@ -218,14 +234,14 @@ class _Sharing:
             return None
         counts = {v.name: self.shares[v.name].count for v in self._variants}
         counts[variant.name] += more
-        if (cap := self._caps.per_hour) is not None and variant.price.per_hour:
-            taken = sum(counts[v.name] * v.price.per_hour for v in self._variants)
-            if taken > cap * (1.0 + _EPS):
-                return Because(Reason.CAP_COST, {"cap": cap, "taken": taken})
-        if (cap := self._caps.power_w) is not None and variant.price.power_w:
-            taken = sum(counts[v.name] * v.price.power_w for v in self._variants)
-            if taken > cap * (1.0 + _EPS):
-                return Because(Reason.CAP_POWER, {"cap": cap, "taken": taken})
+        for reason, cap, each in (
+            (Reason.CAP_COST, self._caps.per_hour, {v.name: v.price.per_hour for v in self._variants}),
+            (Reason.CAP_POWER, self._caps.power_w, {v.name: v.price.power_w for v in self._variants}),
+        ):
+            taken = sum(counts[name] * one for name, one in each.items())
+            if cap is not None and each[variant.name] and taken > cap * (1.0 + _EPS):
+                before = taken - more * each[variant.name]
+                return Because(reason, {"cap": cap, "taken": before, "each": each[variant.name]})
         return None
 
 
