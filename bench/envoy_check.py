@@ -1,9 +1,9 @@
 """CPU time of one of Envoy's checks in the router, bytes in to bytes out, and of its access log entry.
 
-    python -m bench.envoy_check [--prompt-bytes 2000] [--profile]
+    python -m bench.envoy_check [--prompt-bytes 2000] [--fresh] [--profile]
 
-The prompts are those of `bench.peers`, each read once before: no sockets, no Envoy, four replicas. From the
-root of the repository.
+The prompts are those of `bench.peers`, each read once before, or none ever: no sockets, no Envoy, four replicas.
+What threads spend is counted as well. From the root of the repository.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import json
 import pstats
 import re
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import uvloop
 
-from bench.peers.speed_client import prompts
+from bench.peers.speed_client import Fresh, prompts
 from stoker.api.envoy.v1 import access_log_pb2 as pb
 from stoker.api.registry.v1 import registry_pb2
 from stoker.common import collecting
@@ -92,11 +93,12 @@ def logged(answers: list[bytes]) -> bytes:
     return logs.SerializeToString()
 
 
-async def measure(size: int, batches: int, profile: bool) -> None:
+async def measure(size: int, batches: int, *, fresh: bool, profile: bool) -> None:
     async with running_router(*_SETTINGS) as app:
         told(app)
         assert app.envoy is not None
-        flights, shared, pool = app.envoy.flights, app.envoy.port.connections, requests(size)
+        flights, shared = app.envoy.flights, app.envoy.port.connections
+        pool: Sequence[bytes] = Fresh(requests(size)) if fresh else requests(size)
         lines: list[tuple[Connection, Any]] = [(shared.protocol(), Wire()) for _ in range(_CONNECTIONS)]
         for line, wire in lines:
             line.connection_made(wire)
@@ -137,10 +139,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompt-bytes", type=int, action="append", help="once per size; default: 2000 and 100000")
     parser.add_argument("--batches", type=int, default=40, help=f"of {_CONNECTIONS} requests each")
+    parser.add_argument("--fresh", action="store_true", help="no body twice")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     for size in options.prompt_bytes or [2_000, 100_000]:
-        uvloop.run(measure(size, options.batches, options.profile))
+        uvloop.run(measure(size, options.batches, fresh=options.fresh, profile=options.profile))
 
 
 if __name__ == "__main__":

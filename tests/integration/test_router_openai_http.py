@@ -427,7 +427,7 @@ async def test_another_tokenizer_is_found_out_and_earns_no_credit(tmp_path: Path
         class Other:
             max_chars_per_token = 64
 
-            def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            def encode(self, text: str, *, add_special_tokens: bool = True, most_new: int | None = None) -> list[int]:
                 return [*tokenizer.encode(text, add_special_tokens=add_special_tokens)[:-1], 7]
 
             render = staticmethod(tokenizer.render)

@@ -35,7 +35,7 @@ class Words:
     def __init__(self, template: str) -> None:
         self._template = ChatTemplate(template, {})
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, most_new: int | None = None) -> list[int]:
         return [zlib.crc32(word.encode()) for word in text.split()]
 
     def render(self, conversation: Conversation) -> str:

@@ -21,6 +21,7 @@ from stoker.router.flights.confirm import Confirmations
 from stoker.router.prompts.plan import Plan, Planner
 from stoker.router.prompts.prompt import COMPLETIONS, TOKENIZE, read
 from stoker.router.prompts.render import Conversation
+from stoker.router.prompts.segments import TooMuchNew
 from stoker.router.prompts.tokenizer_store import TokenizerStore
 from tests.support.router import replica
 
@@ -32,8 +33,12 @@ class Words:
 
     def __init__(self) -> None:
         self.threads: list[str] = []
+        self.seen: set[str] = set()
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, most_new: int | None = None) -> list[int]:
+        if most_new is not None and len(text) > most_new and text not in self.seen:
+            raise TooMuchNew
+        self.seen.add(text)
         self.threads.append(threading.current_thread().name)
         return [len(word) for word in text.split()]
 
@@ -97,7 +102,9 @@ async def test_a_long_prompt_does_not_wait_behind_huge_ones_for_ever() -> None:
     free = threading.Event()
 
     class Busy(Words):
-        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        def encode(self, text: str, *, add_special_tokens: bool = True, most_new: int | None = None) -> list[int]:
+            if most_new is not None:
+                raise TooMuchNew
             assert free.wait(30)
             return super().encode(text, add_special_tokens=add_special_tokens)
 
@@ -119,6 +126,14 @@ async def test_long_prompts_never_run_on_the_event_loop(bench: Bench) -> None:
     short, long = bench.tokenizer.threads
     assert short == threading.current_thread().name
     assert long.startswith("tokenize")
+
+
+async def test_of_a_long_prompt_that_is_known_no_thread_is_needed(bench: Bench) -> None:
+    for _ in range(2):
+        await bench.plan(prompt="a " * 600)
+    first, again = bench.tokenizer.threads
+    assert first.startswith("tokenize")
+    assert again == threading.current_thread().name
 
 
 async def test_keys_are_those_the_agents_report(bench: Bench) -> None:

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from stoker.common.errors import InvalidRequest
 
-SMALL = 64 * 1024
+SMALL = 128 * 1024
 """Bodies up to this many bytes are decoded whole at once, in a few milliseconds at worst."""
 
 # Each bound is some 10 to 20 ms of the decoder's time.

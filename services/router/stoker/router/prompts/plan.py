@@ -22,6 +22,7 @@ from stoker.router import core, metrics
 from stoker.router.fleet.pools import Pool
 from stoker.router.prompts.prompt import TOKENIZE, Asked, Prompt, Tokenized
 from stoker.router.prompts.render import MEDIA_MARK, Conversation, NotRendered, media_of
+from stoker.router.prompts.segments import TooMuchNew
 from stoker.router.prompts.tokenizer import ModelTokenizer
 from stoker.router.prompts.tokenizer_store import TokenizerStore
 
@@ -32,6 +33,8 @@ _BYTES_PER_TOKEN = 4
 _HASHED_BYTES = 64
 # How many tokens an image becomes is the model's affair: of the order of a thousand in most.
 _GUESSED_MEDIA_TOKENS = 1024
+# Of texts up to this it is asked at once how much is new: that takes some two microseconds a kilobyte.
+_LOOKED_UP_BYTES = 128 * 1024
 # A few huge prompts can keep all threads busy for a minute; those behind them go without keys.
 _PATIENCE_S = 2.0
 # A text that the engine shall cut is tokenized up to this many times the longest that could fit.
@@ -110,11 +113,14 @@ class Planner:
             # The baseline looks at nothing.
             read = _Read((), _guessed(prompt), NONE, policy)
         # Hashing alone costs a byte some hundred times less than tokenizing.
-        elif _weight(prompt) > self._inline_bytes:
+        elif _weight(prompt) > self._inline_bytes and not _may_be_known(prompt):
             return None
         else:
             started = time.perf_counter()
-            read = self._read(prompt, pool.tokenizer_sha256, pool, adapter)
+            try:
+                read = self._read(prompt, pool.tokenizer_sha256, pool, adapter, most_new=self._inline_bytes)
+            except TooMuchNew:
+                return None
             metrics.of(metrics.TOKENIZE, "inline").observe(time.perf_counter() - started)
         return _planned(asked, pool, adapter, policy, read)
 
@@ -151,14 +157,18 @@ class Planner:
         metrics.of(metrics.TOKENIZE, "thread").observe(time.perf_counter() - started)
         return read
 
-    def _read(self, prompt: Prompt, fingerprint: str, pool: Pool, adapter: str) -> _Read:
-        read = _read(prompt, self._tokenizers.get(fingerprint), pool, adapter)
+    def _read(self, prompt: Prompt, fingerprint: str, pool: Pool, adapter: str, most_new: int | None = None) -> _Read:
+        read = _read(prompt, self._tokenizers.get(fingerprint), pool, adapter, most_new)
         return replace(read, tokenizer=fingerprint) if read.ids else read
 
 
 def _weight(prompt: Prompt) -> int:
     """How many bytes of text would take as long to read."""
     return len(prompt.tokenized.packed) // _HASHED_BYTES if prompt.tokenized is not None else prompt.size
+
+
+def _may_be_known(prompt: Prompt) -> bool:
+    return len(prompt.texts) == 1 and prompt.size <= _LOOKED_UP_BYTES
 
 
 def _planned(asked: Asked, pool: Pool, adapter: str, policy: str, read: _Read) -> Plan:
@@ -202,8 +212,10 @@ def _counted(read: _Read, pool: Pool) -> int:
     return min(read.tokens, pool.max_model_len)
 
 
-def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter: str) -> _Read:
-    """Tokens and keys where possible, keys over bytes otherwise."""
+def _read(
+    prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter: str, most_new: int | None = None
+) -> _Read:
+    """Tokens and keys where possible, keys over bytes otherwise. Raises TooMuchNew for texts, by `most_new`."""
     if prompt.tokenized is not None:
         return _read_tokenized(prompt.tokenized, pool, adapter, prompt.cache_salt)
     why = prompt.unreadable
@@ -212,7 +224,7 @@ def _read(prompt: Prompt, tokenizer: ModelTokenizer | None, pool: Pool, adapter:
         try:
             if tokenizer is not None and prompt.conversation is not None and media_of(prompt.conversation):
                 return _read_media(prompt, prompt.conversation, tokenizer, pool, root)
-            token_lists = tokens_of(prompt, tokenizer, pool.max_model_len)
+            token_lists = tokens_of(prompt, tokenizer, pool.max_model_len, most_new)
         except NotRendered:
             why = "not_rendered"
         else:
@@ -277,10 +289,13 @@ def _read_media(
     return _Read(keys, len(tokens) + _GUESSED_MEDIA_TOKENS * len(media), MEDIA)
 
 
-def tokens_of(prompt: Prompt, tokenizer: ModelTokenizer | None, max_model_len: int) -> list[Sequence[int]] | None:
+def tokens_of(
+    prompt: Prompt, tokenizer: ModelTokenizer | None, max_model_len: int, most_new: int | None = None
+) -> list[Sequence[int]] | None:
     """The token ids of each prompt of a request; None without a tokenizer.
 
-    Raises NotRendered, and InvalidRequest for a text so long that it need not be tokenized to be refused.
+    Raises NotRendered, TooMuchNew where more than `most_new` characters of a text were never seen, and InvalidRequest
+    for a text so long that it need not be tokenized to be refused.
     """
     if prompt.token_ids:
         lists: list[Sequence[int]] = list(prompt.token_ids)
@@ -289,7 +304,7 @@ def tokens_of(prompt: Prompt, tokenizer: ModelTokenizer | None, max_model_len: i
     elif prompt.conversation is not None:
         lists = [_encode(tokenizer.render(prompt.conversation), prompt, tokenizer, max_model_len)]
     else:
-        lists = [_encode(text, prompt, tokenizer, max_model_len) for text in prompt.texts]
+        lists = [_encode(text, prompt, tokenizer, max_model_len, most_new) for text in prompt.texts]
     limit = prompt.truncate_to
     if limit is None:
         return lists
@@ -299,7 +314,9 @@ def tokens_of(prompt: Prompt, tokenizer: ModelTokenizer | None, max_model_len: i
     return [tokens[-limit:] if prompt.truncate_left else tokens[:limit] for tokens in lists] if limit else lists
 
 
-def _encode(text: str, prompt: Prompt, tokenizer: ModelTokenizer, max_model_len: int) -> Sequence[int]:
+def _encode(
+    text: str, prompt: Prompt, tokenizer: ModelTokenizer, max_model_len: int, most_new: int | None = None
+) -> Sequence[int]:
     bound = max_model_len * tokenizer.max_chars_per_token
     if bound and prompt.truncate_to is not None and len(text) > _CUT_TEXT * bound:
         raise NotRendered(
@@ -312,7 +329,7 @@ def _encode(text: str, prompt: Prompt, tokenizer: ModelTokenizer, max_model_len:
             f"{len(text)} characters (more than {bound} characters, which is the upper bound for {max_model_len} "
             "input tokens). Please reduce the length of the input prompt.",
         )
-    return tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
+    return tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens, most_new=most_new)
 
 
 def _canonical(prompt: Prompt) -> bytes:

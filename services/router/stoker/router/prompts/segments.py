@@ -3,8 +3,8 @@
 A tokenizer takes special tokens out of a text before anything else and tokenizes what lies between them apart, so
 the pieces' ids, put together, are the text's. Chat templates put special tokens around every message: a chat's next
 turn then costs its new messages. What is longer is cut further, at the first boundary of words behind every so many
-characters: what begins as another text did costs its new end. Where a tokenizer does not keep to that, which is tried
-when it is loaded, texts are tokenized whole.
+characters: what begins as another text did costs its new end, which is cut finer still. Where a tokenizer does not
+keep to that, which is tried when it is loaded, texts are tokenized whole.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ _SHORTEST = 256
 _CHUNK, _LATER_CHUNK, _LATER = 512, 2_048, 32_768
 """Characters, from the beginning of what stands between special tokens, and behind so many of them: to look for a
 chunk takes as long as to tokenize six characters, and half of one is tokenized anew where a text's end is new."""
+_FINE = 128
+"""Characters of the pieces in which the ends of texts are remembered, and looked for."""
 _TRIED = ("a b", " a", "b ", "\n\nc\n", "é漢 x", "1 2", "")
+
+
+class TooMuchNew(Exception):
+    """More of a text was never seen than its caller has time for."""
 
 
 class SegmentedEncoder:
@@ -59,47 +65,73 @@ class SegmentedEncoder:
         """Whether texts are cut at boundaries of words."""
         return self._boundaries is not None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
-        """The token ids of a text, as 32-bit units."""
+    def encode(self, text: str, *, add_special_tokens: bool = True, most_new: int | None = None) -> array[int]:
+        """The token ids of a text, as 32-bit units.
+
+        Raises TooMuchNew, before it tokenizes anything, where more than `most_new` characters were never seen.
+        """
         whole = self._cut is None and self._boundaries is None
         if self._frame is None or whole or len(text) < _SHORTEST:
+            if most_new is not None and len(text) > most_new:
+                raise TooMuchNew
             return array("I", self._whole([text], add_special_tokens=add_special_tokens)[0])
-        ids = self._in_pieces(text)
+        ids = self._in_pieces(text, most_new)
         if add_special_tokens:
             before, after = (array("I", some) for some in self._frame)
             return before + ids + after
         return ids
 
-    def _in_pieces(self, text: str) -> array[int]:
+    def _in_pieces(self, text: str, most_new: int | None = None) -> array[int]:
         parts = self._cut.split(text) if self._cut is not None else [text]
         pieces = [[parts[number]] if number % 2 else self._chunks_of(part) for number, part in enumerate(parts)]
         plain = dict.fromkeys(chunk for chunks in pieces[::2] for chunk in chunks)
         known = self._recall(plain)
         missing = [chunk for chunk in plain if chunk not in known]
         if missing:
-            ids = self._bare(missing)
-            fresh = {piece: array("I", each) for piece, each in zip(missing, ids, strict=True)}
-            known |= fresh
-            self._remember(fresh)
+            known |= self._new(missing, most_new)
         # To put arrays together is one copy, and to hash them no further one.
         known |= self._special
         return array("I", b"".join([known[piece] for some in pieces for piece in some]))
 
-    def _chunks_of(self, text: str) -> list[str]:
-        """By the text before each cut alone, so that texts that begin alike have the same chunks."""
-        if self._boundaries is None or len(text) <= _CHUNK:
+    def _new(self, chunks: list[str], most_new: int | None) -> dict[str, array[int]]:
+        """The ids of chunks that are not known, the last of which is where most texts end.
+
+        Its end is new to the next text that goes on there, and what stands before that is not.
+        """
+        fine = {chunk: self._chunks_of(chunk, _FINE) for chunk in (chunks[0], chunks[-1])}
+        pieces = dict.fromkeys(piece for chunk in chunks for piece in fine.get(chunk, (chunk,)))
+        known = self._recall(dict.fromkeys(piece for some in fine.values() for piece in some))
+        missing = [piece for piece in pieces if piece not in known]
+        if most_new is not None and sum(map(len, missing)) > most_new:
+            raise TooMuchNew
+        fresh = {piece: array("I", ids) for piece, ids in zip(missing, self._bare(missing), strict=True)}
+        known |= fresh
+        found = {
+            chunk: array("I", b"".join([known[piece] for piece in fine.get(chunk, (chunk,))])) for chunk in chunks
+        }
+        ends = {piece: fresh[piece] for piece in fine[chunks[-1]] if piece in fresh}
+        self._remember({**{chunk: found[chunk] for chunk in chunks[:-1]}, **ends})
+        return found
+
+    def _chunks_of(self, text: str, size: int = 0) -> list[str]:
+        """By the text before each cut alone, so that texts that begin alike have the same chunks.
+
+        `size` in characters, 0 for what suits the place in the text.
+        """
+        if self._boundaries is None or len(text) <= (size or _CHUNK):
             return [text] if text else []
         chunks: list[str] = []
         start = 0
         while True:
-            cut = self._boundaries.search(text, start + (_CHUNK if start < _LATER else _LATER_CHUNK))
+            least = size or (_CHUNK if start < _LATER else _LATER_CHUNK)
+            cut = self._boundaries.search(text, start + least)
             if cut is None:
                 return [*chunks, text[start:]]
             chunks.append(text[start : cut.start()])
             start = cut.end()
 
     def _bare(self, texts: list[str]) -> list[Sequence[int]]:
-        return self._whole(texts, add_special_tokens=False)
+        return self._whole(texts, add_special_tokens=False) if texts else []
 
     def _whole(self, texts: list[str], *, add_special_tokens: bool) -> list[Sequence[int]]:
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)

@@ -45,9 +45,9 @@ class ModelTokenizer:
         self.max_chars_per_token: int = max(map(len, self._tokenizer.get_vocab()), default=1)
         """No token stands for more characters than this: a bound on a text's tokens without counting them."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
-        """The token ids of a text."""
-        return self._encoder.encode(text, add_special_tokens=add_special_tokens)
+    def encode(self, text: str, *, add_special_tokens: bool = True, most_new: int | None = None) -> Sequence[int]:
+        """The token ids of a text. Raises TooMuchNew where more than `most_new` characters were never seen."""
+        return self._encoder.encode(text, add_special_tokens=add_special_tokens, most_new=most_new)
 
     def pieces(self, prompt: Sequence[int], tokens: Sequence[int], *, skip_special_tokens: bool = True) -> list[str]:
         """The text that each of `tokens` adds behind `prompt`, as an engine streams it.
