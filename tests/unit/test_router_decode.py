@@ -12,7 +12,7 @@ from stoker.common.errors import InvalidRequest
 from stoker.router.prompts.decode import SMALL, decode
 from stoker.router.prompts.prompt import CHAT, COMPLETIONS, RESPONSES, read
 
-MANY = [0] * 60_000
+MANY = [0] * 70_000
 NESTED: list[Any] = [[]] * 60_000
 
 
