@@ -110,6 +110,15 @@ async def test_a_call_gets_its_message() -> None:
         assert router_pb2.PickResponse.FromString(said.body).prompt_tokens == 64
 
 
+async def test_a_media_type_may_have_parameters_and_any_case() -> None:
+    body = b'{"tokenized": {"model": "tiny", "tokenIds": "AQAAAAIAAAA="}}'
+    async with site() as here:
+        for kind in ("application/json; charset=utf-8", "Application/JSON;charset=UTF-8"):
+            said = await here.ask(f"Content-Type: {kind}", body=body)
+            assert (said.status, said.headers["content-type"]) == (200, connect.JSON)
+            assert json.loads(said.body)["promptTokens"] == 2
+
+
 @pytest.mark.parametrize(
     ("lines", "status", "code", "answered"),
     [

@@ -64,41 +64,34 @@ class ConnectCalls:
         """
         try:
             method = self._method(ask)
+            kind = _kind(ask)
             within_s = connect.seconds_allowed(ask.headers.get(connect.TIMEOUT_HEADER))
-            if ask.headers["content-type"] == connect.PROTO:
+            if kind == connect.PROTO:
                 said = method.call(_decoded(method.read, ask.body), ask.headers)
             elif len(ask.body) <= _INLINE_JSON:
                 said = method.call(_of_json(method, ask.body), ask.headers)
             else:
                 said = _read_and_call(method, ask)
-            return self._said(ask, said) if isinstance(said, Message) else self._later(ask, said, within_s)
+            return self._said(kind, said) if isinstance(said, Message) else self._later(ask, kind, said, within_s)
         except Exception as error:  # noqa: BLE001 - one bad call must not cost the process
             return _failed(ask, error)
 
     def _method(self, ask: Ask) -> _Method:
-        """What is asked for, in a form that is served. Raises _Refused."""
+        """What is asked for. Raises _Refused."""
         method = self._methods.get(ask.target.removeprefix(PREFIX))
         if method is None:
-            raise _Refused(404, f"{ask.target} is not served here; these are: {', '.join(self._methods)}")
+            raise _Refused(404, f"{ask.target[:200]} is not served here; these are: {', '.join(self._methods)}")
         if ask.method != "POST":
             raise _Refused(405, f"{ask.target} takes POST, not {ask.method}", {"allow": "POST"})
-        kind = ask.headers.get("content-type", "")
-        if kind not in (connect.PROTO, connect.JSON):
-            kinds = f"{connect.PROTO}, {connect.JSON}"
-            raise _Refused(415, f"content-type {kind!r} is not taken; these are: {kinds}", {"accept-post": kinds})
-        packing = ask.headers.get("content-encoding", "identity")
-        if packing != "identity":
-            raise _Refused(501, f"content-encoding {packing!r} is not taken; send the message as it is (identity)")
-        version = ask.headers.get("connect-protocol-version", "1")
-        if version != "1":
-            raise InvalidRequest.field("connect-protocol-version", f"must be 1, not {version!r}")
         return method
 
-    async def _later(self, ask: Ask, coming: Coroutine[Any, Any, Message], within_s: float | None) -> Answer:
+    async def _later(
+        self, ask: Ask, kind: str, coming: Coroutine[Any, Any, Message], within_s: float | None
+    ) -> Answer:
         """What has to wait."""
         try:
             async with asyncio.timeout(within_s) as until:
-                return self._said(ask, await coming)
+                return self._said(kind, await coming)
         except TimeoutError as error:
             if not until.expired():
                 return _failed(ask, error)
@@ -106,13 +99,29 @@ class ConnectCalls:
         except Exception as error:  # noqa: BLE001 - as above
             return _failed(ask, error)
 
-    def _said(self, ask: Ask, said: Message) -> Answer:
+    def _said(self, kind: str, said: Message) -> Answer:
         undo = None
         if isinstance(said, router_pb2.PickResponse):
             undo = functools.partial(self._undo, said)
-        if ask.headers["content-type"] == connect.PROTO:
+        if kind == connect.PROTO:
             return Answer(200, _PROTO, said.SerializeToString(), undo=undo)
         return Answer(200, _JSON, json_format.MessageToJson(said, indent=None).encode(), undo=undo)
+
+
+def _kind(ask: Ask) -> str:
+    """The form of a call's messages. Raises _Refused and InvalidRequest for what is not served."""
+    given = ask.headers.get("content-type", "")
+    kind = given if given == connect.PROTO else given.partition(";")[0].strip().lower()
+    if kind not in (connect.PROTO, connect.JSON):
+        kinds = f"{connect.PROTO}, {connect.JSON}"
+        raise _Refused(415, f"content-type {given[:100]!r} is not taken; these are: {kinds}", {"accept-post": kinds})
+    packing = ask.headers.get("content-encoding", "identity")
+    if packing != "identity":
+        raise _Refused(501, f"content-encoding {packing[:100]!r} is not taken; send the message as it is (identity)")
+    version = ask.headers.get("connect-protocol-version", "1")
+    if version != "1":
+        raise InvalidRequest.field("connect-protocol-version", f"must be 1, not {version[:100]!r}")
+    return kind
 
 
 def refusal(error: StokerError) -> Answer:
