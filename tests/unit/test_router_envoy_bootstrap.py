@@ -44,7 +44,9 @@ def test_bounds_are_those_of_the_router() -> None:
         "limits.max_body_bytes=123456", "limits.max_in_flight=5000", "queue.longest_s=7", "limits.connect_s=3"
     )
     assert authorization(config)["with_request_body"]["max_request_bytes"] == 123456
-    assert authorization(config)["http_service"]["server_uri"]["timeout"] == "12.000s", "longer than a turn may take"
+    assert authorization(config)["http_service"]["server_uri"]["timeout"] == "19.000s", (
+        "longer than a first replica and a turn may take"
+    )
     assert cluster(config, "engines")["connect_timeout"] == "3.000s"
     for name in ("engines", "router-checks"):
         assert cluster(config, name)["circuit_breakers"]["thresholds"][0]["max_requests"] >= 5000

@@ -181,12 +181,12 @@ class RouterApp:
     async def watch(self) -> None:
         """Follow the registries, and tell other routers through them."""
         watcher = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        await self._announcing.start(self.config.registries, watcher, self._secure)
+        await self._announcing.start(self.config.registries, watcher, self._secure, self.router.demand.report)
         watching = Watching(self.view, self.config.registries, watcher, self.fleet_changed, secure=self._secure)
         self._run(watching.run(), "watching")
 
     def fleet_changed(self) -> None:
-        """Records changed: check, probe and connect accordingly."""
+        """Records changed: check, probe and connect accordingly, and let those go who waited for a first replica."""
         self.checks.sync()
         self.channels.keep(target.record.agent_endpoint for target in self.view.targets.values())
         for target in self.view.targets.values():
@@ -194,6 +194,7 @@ class RouterApp:
                 self.tokenizers.want(target)
         if self.config.parity:
             self.parity.sync()
+        self.router.holding.pump()
 
     async def stop(self) -> None:
         """NOT_SERVING, drain, stop."""
@@ -254,7 +255,9 @@ class RouterApp:
         self.router.confirmations.check(self.router.clock())
         self._announcing.measure()
         metrics.IN_FLIGHT.set(self.router.in_flight)
-        metrics.QUEUED.set(len(self.router.turns))
+        self.router.holding.pump()  # a replica may have answered a check again
+        metrics.QUEUED.set(len(self.router.turns) + len(self.router.holding))
+        metrics.HELD.set(len(self.router.holding))
         metrics.UNREACHABLE.set(sum(not target.reachable for target in self.view.targets.values()))
         if self.config.parity:
             self.parity.sync()

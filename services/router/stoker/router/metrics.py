@@ -36,6 +36,7 @@ TTFT = Histogram(
 )
 IN_FLIGHT = Gauge("stoker_router_requests_in_flight", "Requests now in this router.")
 QUEUED = Gauge("stoker_router_requests_queued", "Requests that wait in this router for a replica with room.")
+HELD = Gauge("stoker_router_requests_held", "Of these, requests for models without a replica, until one has started.")
 QUEUE_WAIT = Histogram(
     "stoker_router_queue_wait_seconds", "Wait for a replica with room, of those that had to.", buckets=_SECONDS
 )

@@ -50,7 +50,7 @@ class RouterServer(router_pb2_grpc.RouterServiceServicer):
             return found
         if subject == "request":
             asked = of_generate(request.request, request.request.SerializeToString())
-            plan = await self._router.plan(asked)
+            plan = await self._router.draft(asked)
             return _explained(Remembered.of(self._router.choose(plan)), 0.0)
         raise InvalidRequest.field("subject", "give one of request and request_id")
 

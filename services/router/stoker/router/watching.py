@@ -12,6 +12,7 @@ import structlog
 from stoker.api.registry.v1 import registry_pb2
 from stoker.common.tls import Tls
 from stoker.registry.client import (
+    Demands,
     DigestChanged,
     DispatchAnnouncer,
     DispatchesSeen,
@@ -119,9 +120,11 @@ class Announcing:
     def __init__(self) -> None:
         self._announcer: DispatchAnnouncer | None = None
 
-    async def start(self, registries: tuple[str, ...], router_id: str, secure: Tls | None = None) -> None:
-        """Begin to tell."""
-        self._announcer = DispatchAnnouncer(registries, router_id, tls=secure)
+    async def start(
+        self, registries: tuple[str, ...], router_id: str, secure: Tls | None = None, demand: Demands | None = None
+    ) -> None:
+        """Begin to tell, and of `demand` too."""
+        self._announcer = DispatchAnnouncer(registries, router_id, demand=demand, tls=secure)
         await self._announcer.start()
 
     async def close(self) -> None:

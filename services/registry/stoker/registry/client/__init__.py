@@ -7,7 +7,7 @@
 - `ReportSession`: an agent's stream, moved from registry to registry as they come and go.
 """
 
-from stoker.registry.client.announce import DispatchAnnouncer
+from stoker.registry.client.announce import Demands, DispatchAnnouncer
 from stoker.registry.client.calls import RegistryClient
 from stoker.registry.client.events import (
     AgentEvent,
@@ -33,6 +33,7 @@ __all__ = [
     "AssignmentsChanged",
     "Connected",
     "DemandSeen",
+    "Demands",
     "DigestChanged",
     "Disconnected",
     "DispatchAnnouncer",

@@ -72,6 +72,11 @@ class AdmissionQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def waiting(self) -> Iterator[tuple[Request, float]]:
+        """Those that wait, each with when it came."""
+        for each in self._waiting.values():
+            yield each.request, each.since
+
     def join(self, request: Request, fleet: Fleet, now: float, *, since: float | None = None) -> int:
         """Wait; returns a ticket. `since` is when it first came, for one that was sent already and came back.
 

@@ -179,8 +179,8 @@ def _authorization(config: RouterConfig) -> dict[str, Any]:
             "server_uri": {
                 "uri": f"http://{config.listen.ext_authz}",
                 "cluster": "router-checks",
-                # A request may wait there for its turn.
-                "timeout": _seconds(config.queue.longest_s + _GRACE_S),
+                # A request may wait there for a first replica, and then for its turn.
+                "timeout": _seconds(2 * config.queue.longest_s + _GRACE_S),
             },
             "authorization_response": {
                 "allowed_upstream_headers": _exactly(upstream),

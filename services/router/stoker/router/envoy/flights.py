@@ -145,6 +145,8 @@ class Flights:
                 metrics.of(metrics.TTFT, found.api).observe(ending.first_byte_s)
             # Where tries do not match, it ended elsewhere than it is counted: to nobody's credit or blame.
             flight = found.flight if ending.tries in (0, found.moves + 1) else None
+            if flight is not None and found.stream and ending.first_byte_s is not None:
+                flight.first_token_after(ending.first_byte_s)
             metrics.of(metrics.REQUESTS, found.api, self._settle(flight, ending)).inc()
         finally:
             found.release()

@@ -144,6 +144,8 @@ class Pool:
     max_output_tokens: int = 0
     """Tokens that a request may ask to generate; 0 for as many as fit."""
     adapters: frozenset[str] = frozenset()
+    able: set[str] = field(default_factory=set)
+    """Targets that are ready."""
     remembered: RememberedKeys = field(default_factory=RememberedKeys)
 
     def settle(self) -> None:
@@ -160,7 +162,8 @@ class Pool:
 
     def announce(self, target: Target) -> None:
         """Tell the core how a replica stands now."""
-        engine = target.record.engine
+        engine, ready = target.record.engine, target.ready
+        (self.able.add if ready else self.able.discard)(target.id)
         # A block size of 0 matches no request: the core then credits nothing and routes it by load alone.
         self.fleet.put(
             core.Replica(
@@ -169,7 +172,7 @@ class Pool:
                 prefill_rate=target.prefill_rate,
                 kv_blocks=engine.total_blocks // max(1, engine.data_parallel),
                 role=_ROLES.get(target.record.role, core.Role.BOTH),
-                ready=target.ready,
+                ready=ready,
                 draining=target.draining,
                 adapters=frozenset(engine.model_names[1:]),
                 ready_at=target.ready_at,

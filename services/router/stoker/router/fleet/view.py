@@ -18,6 +18,7 @@ from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.blocks import unpack_keys
 from stoker.common.errors import InvalidRequest, NotFound, Unavailable
 from stoker.router import core
+from stoker.router.fleet.deployed import Deployments
 from stoker.router.fleet.pools import PENDING, Pool, Target, target_ids
 
 log = structlog.get_logger(__name__)
@@ -51,9 +52,9 @@ class View:
         self.targets: dict[str, Target] = {}
         self.pools: dict[str, Pool] = {}
         self.sources: dict[str, Source] = {}
+        self.deployed = Deployments()
         self._ranks: dict[str, list[str]] = {}
         """The ids of each replica's targets."""
-        self._deployed: dict[str, common_pb2.DeploymentSpec] = {}
         self._early: dict[str, list[registry_pb2.DigestUpdate]] = {}
 
     @property
@@ -80,7 +81,7 @@ class View:
         for pool in self.pools.values():
             if model in pool.adapters:
                 return pool, model
-        if any(model == (spec.served_model_name or name) for name, spec in self._deployed.items()):
+        if self.deployed.serving(model):
             raise Unavailable(
                 f"model {model!r} is deployed, but none of its replicas has become ready yet; try again later",
                 reason="NO_REPLICA",
@@ -88,6 +89,13 @@ class View:
             )
         known = ", ".join(sorted(self.names())) or "none is deployed"
         raise NotFound(f"The model `{model}` does not exist. Models served here: {known}", reason="MODEL_NOT_FOUND")
+
+    def able(self, model: str) -> bool:
+        """Whether some replica is ready to take requests for a model or an adapter."""
+        pool = self.pools.get(model)
+        if pool is not None:
+            return bool(pool.able)
+        return any(model in other.adapters and other.able for other in self.pools.values())
 
     def names(self) -> list[str]:
         """All names that can be asked for."""
@@ -111,11 +119,11 @@ class View:
         upserts, removals = upserts or registry_pb2.Records(), removals or registry_pb2.Removals()
         touched: set[Pool] = set()
         for deployment in upserts.deployments:
-            self._deployed[deployment.spec.name] = deployment.spec
+            self.deployed.put(deployment)
         for record in upserts.replicas:
             self._put(record, touched, now)
         for name in removals.deployments:
-            self._deployed.pop(name, None)
+            self.deployed.remove(name)
         gone = set(removals.replicas)
         if whole:
             gone |= self._ranks.keys() - {record.replica_id for record in upserts.replicas}
@@ -135,8 +143,8 @@ class View:
     def _most_output(self, pool: Pool) -> int:
         """The tightest bound of the pool's deployments: what it admits, all do."""
         deployments = {target.record.deployment for target in pool.targets.values()}
-        specs = (self._deployed.get(name) for name in deployments)
-        return min((spec.max_output_tokens for spec in specs if spec and spec.max_output_tokens), default=0)
+        bounds = map(self.deployed.max_output_tokens, deployments)
+        return min((bound for bound in bounds if bound), default=0)
 
     def _put(self, record: records_pb2.Replica, touched: set[Pool], now: float) -> None:
         ids = target_ids(record)
@@ -203,6 +211,7 @@ class View:
         assert pool is not None  # noqa: S101 - the callers checked
         pool.fleet.remove(target.id)
         pool.targets.pop(target.id, None)
+        pool.able.discard(target.id)
         target.pool = None
         touched.add(pool)
 

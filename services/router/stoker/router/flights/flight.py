@@ -39,6 +39,7 @@ class Flight:
         "_leave",
         "_outcome",
         "_router",
+        "_tally",
         "decided",
         "moved",
         "usage",
@@ -58,6 +59,7 @@ class Flight:
         self._end = fleet.release
         self._id = fleet.dispatch(decided.plan.request, decided.decision, self._clock())
         decided.target.in_flight += 1
+        self._tally = router.demand.departed(decided)
 
     def first_token(self) -> None:
         """The engine's first byte of output is here."""
@@ -75,6 +77,10 @@ class Flight:
             model = self.decided.plan.pool.model
             metrics.of(metrics.COMPARED, model).inc(prompt_tokens)
             metrics.of(metrics.ACTUAL, model).inc(cached_tokens)
+
+    def first_token_after(self, seconds: float) -> None:
+        """Of a stream that is over: its first byte came so long after the request, as who carried it measured."""
+        self._first_token_at = self.decided.since + seconds
 
     def first_token_ago_s(self) -> float | None:
         """How many seconds ago the first token came; None where none did."""
@@ -157,6 +163,11 @@ class Flight:
         pool = self.decided.plan.pool
         self._end(self._id, now)
         self.decided.target.in_flight -= 1
+        first = self._first_token_at
+        if first is None:
+            self._tally.ended(self._outcome, self.usage, None, 0.0)
+        else:
+            self._tally.ended(self._outcome, self.usage, first - self.decided.since, now - first)
         pool.fleet.observe(self.decided.target.id, self._outcome, now)
         recorder = self._router.recorder
         if recorder is not None:

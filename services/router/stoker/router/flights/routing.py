@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -16,10 +16,12 @@ from stoker.router import core, metrics
 from stoker.router.config import QueueConfig, TenantsConfig
 from stoker.router.decisions.decided import Decided, Recent
 from stoker.router.decisions.recorder import Recorder
-from stoker.router.fleet.pools import Target, replicas_of
+from stoker.router.fleet.pools import Pool, Target, replicas_of
 from stoker.router.fleet.view import View
 from stoker.router.flights.confirm import Confirmations
+from stoker.router.flights.demand import Demand, Waiting
 from stoker.router.flights.flight import Flight
+from stoker.router.flights.holding import Holding
 from stoker.router.flights.tenants import NOBODY, Caller, Tenants
 from stoker.router.flights.turns import Turns
 from stoker.router.prompts.plan import NONE, TOKENS, Basis, Plan, Planner
@@ -54,7 +56,10 @@ class Router:
         self.tenants = Tenants(tenants or TenantsConfig(), clock)
         self.recent = Recent()
         self.recall = Recall()
-        self.turns = Turns(queue or QueueConfig(), rng, clock)
+        queue = queue or QueueConfig()
+        self.turns = Turns(queue, rng, clock)
+        self.demand = Demand(view, self._waiting, clock)
+        self.holding = Holding(view, queue, clock, self._turned_away)
         self.in_flight = 0
         self.draining = False
         self.idle = asyncio.Event()
@@ -68,6 +73,21 @@ class Router:
         self._announce = announce
         self.recorder = recorder
 
+    def _waiting(self) -> Iterator[Waiting]:
+        yield from self.turns.waiting()
+        yield from self.holding.waiting()
+
+    def _turned_away(self, model: str) -> None:
+        self.demand.of(model).refused += 1
+
+    def _resolve(self, model: str) -> tuple[Pool, str]:
+        try:
+            return self.view.resolve(model)
+        except Unavailable:
+            if self.view.deployed.serving(model):
+                self._turned_away(model)
+            raise
+
     async def plan(
         self,
         asked: Asked,
@@ -77,12 +97,15 @@ class Router:
         pinned: str = "",
         told_late: bool = False,
         body: bytes = b"",
+        until: float | None = None,
     ) -> Plan:
         """Read a request as far as the decision needs. `told_late`: its first token will be heard of late, if at all.
 
-        `body` is given where the very same bytes may come again.
+        `body` is given where the very same bytes may come again; `until` bounds the wait for a first replica.
         Raises NotFound, Unavailable, InvalidRequest, and Exhausted where its tenant has used what it may.
         """
+        if not self.view.able(asked.model):
+            await self.holding.wait(asked.model, caller, until)
         plan = await self.draft(asked, policy, body)
         return self.charge(plan, caller, pinned=pinned, told_late=told_late)
 
@@ -91,7 +114,7 @@ class Router:
         known = self.recalled(asked.api, body, policy) if body else None
         if known is not None:
             return known.plan
-        pool, adapter = self.view.resolve(asked.model)
+        pool, adapter = self._resolve(asked.model)
         basis = self.planner.basis(pool)  # what changes while the prompt is read must not pass for it
         plan = await self.planner.plan(asked, pool, adapter, self._policy_of(policy))
         if body and plan.source == TOKENS:
@@ -102,15 +125,19 @@ class Router:
     def recalled(self, api: str, body: bytes, policy: str = "") -> Known | None:
         """What was made of the same body, where it still holds. Raises NotFound, Unavailable, InvalidRequest."""
         known = self.recall.find(api, body, self.clock())
-        if known is None or not self.holds(known.plan, known.basis, known.model, policy):
+        if known is None or self.holding.needed(known.model):
+            return None
+        if not self.holds(known.plan, known.basis, known.model, policy):
             return None
         metrics.RECALLED.inc()
         metrics.of(metrics.KEYS, known.plan.source, known.plan.why).inc()
         return known
 
     def draft_at_once(self, asked: Asked, policy: str = "") -> Plan | None:
-        """The same where that holds up nobody; None for what is a thread's work."""
-        pool, adapter = self.view.resolve(asked.model)
+        """The same where that holds up nobody; None for what is a thread's work, or has to be held first."""
+        if self.holding.needed(asked.model):
+            return None
+        pool, adapter = self._resolve(asked.model)
         return self.planner.plan_at_once(asked, pool, adapter, self._policy_of(policy))
 
     def holds(self, plan: Plan, basis: Basis, model: str, policy: str = "") -> bool:
@@ -126,6 +153,7 @@ class Router:
     def charge(self, plan: Plan, caller: Caller = NOBODY, *, pinned: str = "", told_late: bool = False) -> Plan:
         """A draft as its caller's, who is counted for it. Raises Exhausted."""
         self.tenants.take(caller.tenant, plan.request.prompt_tokens + plan.request.output_tokens)
+        self.demand.arrived(plan)
         changes: dict[str, Any] = {}
         if told_late and plan.request.streamed:
             changes["streamed"] = False
@@ -176,7 +204,12 @@ class Router:
             return self.fly(_decided(plan, decision, self.clock(), came, tried), request_id)
 
         request = _request(plan, tried)
-        return await self.turns.wait(pool, request, depart, since if tried else None)
+        try:
+            return await self.turns.wait(pool, request, depart, since if tried else None)
+        except (Exhausted, Unavailable):
+            if not tried:
+                self.demand.refused(plan)
+            raise
 
     def board_at_once(
         self, plan: Plan, request_id: str, tried: frozenset[str] = frozenset(), *, since: float | None = None
@@ -186,7 +219,12 @@ class Router:
         baseline = plan.policy == core.ROUND_ROBIN
         if not baseline and self.turns.before(pool):
             return None
-        decided = self.choose(plan, tried, since=since)
+        try:
+            decided = self.choose(plan, tried, since=since)
+        except Unavailable:
+            if not tried:
+                self.demand.refused(plan)
+            raise
         if not baseline and pool.fleet.busy(decided.decision.replica, decided.at):
             return None
         return self.fly(decided, request_id)

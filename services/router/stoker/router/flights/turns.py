@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,6 +12,7 @@ from stoker.common.errors import Exhausted
 from stoker.router import core, metrics
 from stoker.router.config import QueueConfig
 from stoker.router.fleet.pools import Pool
+from stoker.router.flights.demand import Waiting
 
 # After a look at who may go, at least so many times as long for everything else: ends come by the thousand a second.
 _REST = 3.0
@@ -64,6 +65,12 @@ class Turns:
 
     def __len__(self) -> int:
         return sum(len(line.queue) for line in self._lines.values())
+
+    def waiting(self) -> Iterator[Waiting]:
+        """Those who wait now."""
+        for pool, line in self._lines.items():
+            for request, since in line.queue.waiting():
+                yield Waiting(request.adapter or pool.model, since)
 
     async def wait(
         self,

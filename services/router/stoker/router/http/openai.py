@@ -137,6 +137,7 @@ class OpenAIServer:
                     policy=request.headers.get("x-stoker-policy", ""),
                     pinned=self._holder(asked.fields.get("previous_response_id")),
                     body=raw,
+                    until=call.deadline,
                 )
             tracing.planned(call.span, plan)
             answer = self._continuing.continuations.begin(asked, plan, asked.fields)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from stoker.common import otel
-from stoker.common.errors import Exhausted
+from stoker.common.errors import DeadlineExceeded, Exhausted
 from stoker.common.otel import Span
 from stoker.router import tracing
 from stoker.router.decisions.decided import Decided
@@ -138,10 +138,12 @@ class Picker:
         admission = router.admit()
         with contextlib.ExitStack() as held:
             held.enter_context(admission)
-            if plan is None:
-                plan = router.charge(await router.draft(asked, policy), caller, told_late=True)
             began = router.clock()
-            flight = await self._board(plan, request_id, wait_s)
+            if plan is None:
+                await self._hold(asked.model, caller, wait_s)
+                plan = router.charge(await router.draft(asked, policy), caller, told_late=True)
+            left_s = None if wait_s is None else max(0.0, wait_s - (router.clock() - began))
+            flight = await self._board(plan, request_id, left_s)
             held.pop_all()  # the pick's from here on
         return self._opened(flight, admission, request_id, alternatives, router.clock() - began)
 
@@ -157,6 +159,14 @@ class Picker:
         places = tuple(target.id for target in picked.places)
         self.picks.open(picked.pick_id, flight, admission, request_id, places)
         return picked
+
+    async def _hold(self, model: str, caller: Caller, wait_s: float | None) -> None:
+        """Wait for a first replica where there is none."""
+        until = None if wait_s is None else asyncio.get_running_loop().time() + wait_s
+        try:
+            await self._router.holding.wait(model, caller, until)
+        except DeadlineExceeded as late:
+            raise Exhausted(late.message, reason="HELD", retry_after_s=late.retry_after_s) from None
 
     async def _board(self, plan: Plan, request_id: str, wait_s: float | None) -> Flight:
         if wait_s is None:

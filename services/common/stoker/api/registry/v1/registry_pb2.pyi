@@ -866,12 +866,14 @@ class Demand(Message):
     refused: int
     """Requests turned away before a first try: no replica, queues full, waited too long."""
     cancelled: int
-    """Tries given up by their callers, refused by the engine as wrong, or moved elsewhere."""
+    """Tries that ended in neither way: given up by their callers, refused by the engine as wrong, moved elsewhere, or
+    picked and reported as served without a first token.
+    """
     judged: int
     """Answers whose time to the first token is known: streams."""
     within_slo: int
-    """Of these, within the times of the policy of the deployment that served (`scaling.slo`), the time between tokens
-    counting where it is known.
+    """Of these, within the times of the policy (`scaling.slo`; the tightest where several deployments serve), the time
+    between tokens counting where it is known.
     """
     queued: int
     """Requests that wait in the router now; those held before a deployment without replicas count as arrivals once
