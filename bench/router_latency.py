@@ -7,7 +7,8 @@
 
 One engine and one router, each in a process of its own; every prompt is new, so that neither side has it
 tokenized or cached, except in the rows named "shared half". In each round all kinds take their turn. `added_p50` is
-the median over the rounds of the median of the pairwise differences; beside it the least and the greatest of rounds.
+the median over the rounds of the median of the pairwise differences, to the first output; beside it the least and the
+greatest of rounds. On a machine with other work `chrt -r 5` before the command lets that wait.
 """
 
 from __future__ import annotations
@@ -148,6 +149,8 @@ class Row:
     shared: bool
     direct: list[list[float]] = field(default_factory=list)
     router: list[list[float]] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    """What was added to the end of the answer."""
 
     def report(self, options: argparse.Namespace) -> dict[str, object]:
         added = [
@@ -163,6 +166,7 @@ class Row:
             "router_p50_ms": round(statistics.median(map(statistics.median, self.router)), 3),
             "added_p50_ms": round(statistics.median(medians), 3),
             "of_rounds_ms": f"{min(medians):.2f} to {max(medians):.2f}",
+            "added_end_p50_ms": round(statistics.median(self.ends), 3),
             "added_p99_ms": round(statistics.quantiles([one for each in added for one in each], n=100)[98], 3),
         }
 
@@ -176,23 +180,26 @@ async def measure(ports: dict[str, int], row: Row, round_: int, options: argpars
         await client.open()
     streams = GrpcClient(ports["grpc"])
     taken: dict[str, list[float]] = {name: [] for name in clients}
+    ended: dict[str, list[float]] = {name: [] for name in clients}
     for turn in range(options.requests + _WARM):
         # Each goes first every other time.
         for name in sorted(clients, reverse=bool(turn % 2)):
             text = half + prompt(rng, options.prompt_bytes - len(half))
             if row.kind == EMPTY:
-                first, _ = (0.0, 0.0) if name == "direct" else await streams.ask(text, empty=True)
+                first, end = (0.0, 0.0) if name == "direct" else await streams.ask(text, empty=True)
             elif row.kind == "gRPC" and name == "router":
-                first, _ = await streams.ask(text)
+                first, end = await streams.ask(text)
             else:
-                first, _ = await clients[name].ask(KINDS[row.kind][0], body(row.kind, text))
+                first, end = await clients[name].ask(KINDS[row.kind][0], body(row.kind, text))
             if turn >= _WARM:
                 taken[name].append(first * 1000)
+                ended[name].append(end * 1000)
     for client in clients.values():
         client.close()
     await streams.close()
     row.direct.append(taken["direct"])
     row.router.append(taken["router"])
+    row.ends += [routed - direct for routed, direct in zip(ended["router"], ended["direct"], strict=True)]
 
 
 async def serve(url: str, settings: list[str]) -> None:

@@ -125,6 +125,9 @@ class Relay:
 
     async def run(self, upstream: Exchange) -> web.StreamResponse:
         """Pass the response on to its end. Raises EngineFailed where the engine breaks off."""
+        # What can be made before the first output is made while the engine works on that.
+        headers = {**response_headers(upstream.headers), **self._call.told}
+        out = web.StreamResponse(status=upstream.status, headers=headers)
         chunk = await _next(upstream)
         metrics.of(metrics.TTFT, self._call.api).observe(asyncio.get_running_loop().time() - self._call.arrived)
         if self._call.stream:
@@ -132,11 +135,9 @@ class Relay:
             self._look_for_token(chunk)
         self._stop_if_moved()
         self.head = chunk[:_HEAD_BYTES]
-        headers = {**response_headers(upstream.headers), **self._call.told}
         if not self._call.stream or upstream.status >= 400:
             return await self._whole(upstream, chunk, headers)
         self._events = upstream.content_type == "text/event-stream"
-        out = web.StreamResponse(status=upstream.status, headers=headers)
         await self._send(out.prepare(self._request))
         self._out = out
         held = b""
