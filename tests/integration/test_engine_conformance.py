@@ -325,6 +325,10 @@ async def test_metrics_say_everything_that_load_holds(engine: RunningEngine) -> 
     assert before.itl_seconds is not None
     assert after.itl_seconds is not None
     assert after.itl_seconds.count - before.itl_seconds.count == 6
+    for was, now in ((before.queue_seconds, after.queue_seconds), (before.prefill_seconds, after.prefill_seconds)):
+        assert was is not None
+        assert now is not None
+        assert (now.count - was.count, now.sum >= was.sum) == (2, True)
     assert after.ttft_seconds.buckets[-1] == (float("inf"), after.ttft_seconds.count)
 
 

@@ -172,6 +172,7 @@ async def test_a_killed_engine_is_out_within_a_second_and_comes_back(agent: Agen
     assert second.attempt == 2
     assert second.epoch > first.epoch
     assert second.exit_code == -9
+    assert (first.first_start, second.first_start) == (True, False), "the second start finds the weights there"
 
 
 async def test_a_crash_loop_shows_the_logs_last_lines(agent: Agent, planner: Planner) -> None:

@@ -57,6 +57,26 @@ def test_incarnations_rise_though_the_clock_is_set_back(state: StateDir, tmp_pat
         assert restarted.next_incarnation(3_000) == 3_000
 
 
+def test_models_that_were_ready_are_remembered_by_later_agents(state: StateDir, tmp_path: Path) -> None:
+    assert not state.was_ready("org/model")
+    state.note_ready("org/model")
+    state.note_ready("/models/other")
+    state.close()
+    later = StateDir(tmp_path / "state")
+    later.open()
+    assert later.was_ready("org/model")
+    for number in range(1_000):
+        later.note_ready(f"m{number}")
+        later.note_ready("/models/other")
+    assert not later.was_ready("org/model"), "the longest unused gives way"
+    assert later.was_ready("/models/other")
+    later.close()
+    (tmp_path / "state" / "models.json").write_text("{half")
+    again = StateDir(tmp_path / "state")
+    again.open()
+    assert not again.was_ready("/models/other")
+
+
 def test_an_unreadable_record_is_set_aside(state: StateDir, tmp_path: Path) -> None:
     state.write(record())
     (tmp_path / "state/members/broken.json").write_text('{"task": 3')

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +59,16 @@ def test_startup_time_is_measured() -> None:
     member, _ = step(Member(TASK, since=0), seen(), Policy(), 10, Random(1))
     member, _ = step(member, seen(alive=True, health=Health.SERVING), Policy(), 42.5, Random(1))
     assert (member.state, member.startup_s) == (State.READY, 32.5)
+
+
+@pytest.mark.parametrize(("before", "first"), [(None, None), (False, True), (True, False)])
+def test_whether_it_was_a_models_first_start_is_told(before: bool | None, first: bool | None) -> None:
+    member, _ = step(Member(TASK, since=0), seen(started_before=before), Policy(), 10, Random(1))
+    member, _ = step(member, seen(alive=True, health=Health.SERVING, started_before=before), Policy(), 42, Random(1))
+    assert member.first_start is first
+    # By then the model is known: what was told of the start stays.
+    member, _ = step(member, seen(alive=True, health=Health.SERVING, started_before=True), Policy(), 43, Random(1))
+    assert (member.state, member.first_start) == (State.READY, first)
 
 
 def test_drain_waits_while_the_load_is_unknown() -> None:

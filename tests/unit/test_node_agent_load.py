@@ -6,6 +6,7 @@ import pytest
 
 from stoker.node_agent.core.load import Load, Meter, in_flight, measure
 from stoker.node_agent.engine.protocol import EngineLoad, Histogram
+from stoker.node_agent.wire import load_of
 
 
 def scrape(prompt: float, cached: float, ttft: tuple[float, float], waiting: int = 0, running: int = 1) -> EngineLoad:
@@ -90,3 +91,18 @@ def test_idle_time_does_not_lower_the_rate() -> None:
     for step in range(100):
         meter, idle = measure(meter, scrape(1000, 0, (1.0, 1), running=0), 2.0 + step)
     assert idle.prefill_tokens_per_s == busy.prefill_tokens_per_s
+
+
+def test_times_and_counters_of_the_engine_are_told_as_they_are() -> None:
+    times = Histogram(sum=1.5, count=3)
+    engine = EngineLoad(
+        itl_seconds=times, queue_seconds=times, prefill_seconds=times, cached_prompt_tokens=7.0, preemptions=2.0
+    )
+    _, load = measure(Meter(16, 100), engine, 0.0)
+    assert (load.itl_sum_s, load.itl_count) == (1.5, 3)
+    assert (load.queue_sum_s, load.queue_count) == (1.5, 3)
+    assert (load.prefill_sum_s, load.prefill_count) == (1.5, 3)
+    assert (load.cached_prompt_tokens, load.preemptions) == (7, 2)
+    told = load_of("chat-0", 1, 1, load, (), relayed=0, now=0.0)
+    assert (told.itl_sum_s, told.queue_count, told.prefill_count, told.preemptions) == (1.5, 3, 3, 2)
+    assert not told.HasField("ttft_count"), "unknown is not zero"

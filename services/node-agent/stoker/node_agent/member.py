@@ -151,6 +151,8 @@ class MemberRunner:
         )
         if self.member.state is not before.state:
             self._note_change(before)
+            if self.member.state is State.READY:
+                await self._note_model()
         if exit_ is not None and self.member.task.leads:
             # Withdrawn: a new epoch that holds nothing.
             for rank, tiers in enumerate(self._tiers):
@@ -174,6 +176,7 @@ class MemberRunner:
             peers=self._peers,
             in_flight=None if engine is None else engine + self._around.relayed(self.replica_id),
             in_flight_at=load.at if load is not None else 0.0,
+            started_before=self._around.state.was_ready(self.member.task.model),
         )
 
     def _note_change(self, before: Member) -> None:
@@ -187,6 +190,12 @@ class MemberRunner:
             attempt=member.attempt,
             error=member.last_error if member.state is State.BACKOFF else None,
         )
+
+    async def _note_model(self) -> None:
+        try:
+            await asyncio.to_thread(self._around.state.note_ready, self.member.task.model)
+        except OSError as error:
+            log.warning("member.model_not_noted", member=self.key, error=str(error))
 
     async def _note_exit(self, exit_: Exit) -> None:
         asked = self.member.terminated_at is not None

@@ -4,6 +4,7 @@ STATE_DIR/agent.lock              held while an agent runs: two on one directory
 STATE_DIR/members/KEY.json        one record per member, replaced atomically
 STATE_DIR/digests/KEY.msgpack     copies of its block digests
 STATE_DIR/logs/KEY.log, KEY.log.1 its engine's output
+STATE_DIR/models.json             models that were ready here, the last one last: their weights may be at hand
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,6 +67,7 @@ class Record:
     """0 with a token means that the agent ended between starting the engine and writing this down."""
     started: int = 0
     argv_sha256: str = ""
+    first_start: bool | None = None
 
     def member(self, now: float) -> Member:
         """The member as it stood, with its clocks begun anew."""
@@ -83,6 +86,7 @@ class Record:
             last_error=self.last_error,
             exit_code=self.exit_code,
             startup_s=self.startup_s,
+            first_start=self.first_start,
         )
 
 
@@ -97,6 +101,7 @@ def record_of(member: Member, before: Record | None = None) -> Record:
         last_error=member.last_error,
         exit_code=member.exit_code,
         startup_s=member.startup_s,
+        first_start=member.first_start,
     )
     if before is None:
         return fresh
@@ -111,6 +116,7 @@ def record_of(member: Member, before: Record | None = None) -> Record:
 
 
 _ABSURD = 1 << 62
+_MOST_MODELS = 1_000
 
 
 class StateDir:
@@ -119,6 +125,8 @@ class StateDir:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._lock: IO[str] | None = None
+        self._models: dict[str, None] = {}
+        self._noting = threading.Lock()
 
     def open(self) -> None:
         """Create what is missing and take the lock. Raises StateDirInUse when another agent holds it."""
@@ -140,6 +148,9 @@ class StateDir:
                 f"another agent runs on state_dir {self._root}; give each agent a directory of its own"
             ) from error
         self._lock = lock
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            models = msgspec.json.decode((self._root / "models.json").read_bytes(), type=list[str])
+            self._models = dict.fromkeys(models)
 
     def close(self) -> None:
         """Give up the lock."""
@@ -161,6 +172,21 @@ class StateDir:
         number = max(wall_ns, last + 1 if 0 <= last < _ABSURD else 0)
         _replace(path, str(number).encode())
         return number
+
+    def was_ready(self, model: str) -> bool:
+        """Whether a model was ready on this host before, as far as is remembered."""
+        return model in self._models
+
+    def note_ready(self, model: str) -> None:
+        """Remember that a model is ready. Raises OSError when it cannot be written down."""
+        with self._noting:
+            if next(reversed(self._models), None) == model:
+                return
+            self._models.pop(model, None)
+            self._models[model] = None
+            while len(self._models) > _MOST_MODELS:
+                del self._models[next(iter(self._models))]
+            _replace(self._root / "models.json", msgspec.json.encode(list(self._models)))
 
     def records(self) -> Iterator[Record]:
         """All records; one that cannot be read is set aside and told of, never fatal."""

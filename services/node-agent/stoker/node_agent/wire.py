@@ -134,6 +134,7 @@ def status_of(
         exit_code=member.exit_code,
         since=since,
         startup_s=member.startup_s,
+        first_start=member.first_start,
     )
 
 

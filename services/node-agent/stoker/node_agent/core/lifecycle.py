@@ -68,6 +68,8 @@ class Seen:
     """Requests in the relay and in the engine; None where unknown."""
     in_flight_at: float = 0.0
     """When that was measured."""
+    started_before: bool | None = None
+    """This host has had the task's model ready before; None where nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Member:
     last_error: str = ""
     exit_code: int | None = None
     startup_s: float | None = None
+    first_start: bool | None = None
+    """Of the start that `startup_s` is of: this host had never had the model ready."""
 
     @property
     def serving(self) -> bool:
@@ -228,6 +232,7 @@ def _run(member: Member, seen: Seen, policy: Policy, now: float, rng: Random) ->
                 ready_at=now,
                 answered_at=now,
                 startup_s=now - member.launched_at,
+                first_start=None if seen.started_before is None else not seen.started_before,
             )
         return member, []
     return _to(member, _condition(member, seen, policy, now), now), []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from stoker.node_agent.engine.protocol import EngineLoad
+from stoker.node_agent.engine.protocol import EngineLoad, Histogram
 
 _MEMORY_S = 30.0
 """Seconds of prefill after which what was measured has faded to 1/e."""
@@ -53,6 +53,14 @@ class Load:
     requests: int | None = None
     ttft_sum_s: float | None = None
     ttft_count: int | None = None
+    itl_sum_s: float | None = None
+    itl_count: int | None = None
+    queue_sum_s: float | None = None
+    queue_count: int | None = None
+    prefill_sum_s: float | None = None
+    prefill_count: int | None = None
+    cached_prompt_tokens: int | None = None
+    preemptions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,6 @@ def measure(meter: Meter, scrape: EngineLoad, now: float) -> tuple[Meter, Load]:
         queued = 0
     elif waiting is not None and meter.uncached_per_request is not None:
         queued = round(waiting * meter.uncached_per_request)
-    ttft = scrape.ttft_seconds
     load = Load(
         at=now,
         running=scrape.running,
@@ -107,9 +114,17 @@ def measure(meter: Meter, scrape: EngineLoad, now: float) -> tuple[Meter, Load]:
         cache_hit_tokens=_whole(scrape.prefix_cache_hits),
         prompt_tokens=_whole(scrape.prompt_tokens),
         generation_tokens=_whole(scrape.generation_tokens),
-        requests=_whole(scrape.e2e_seconds.count) if scrape.e2e_seconds else None,
-        ttft_sum_s=ttft.sum if ttft else None,
-        ttft_count=_whole(ttft.count) if ttft else None,
+        requests=_count(scrape.e2e_seconds),
+        ttft_sum_s=_sum(scrape.ttft_seconds),
+        ttft_count=_count(scrape.ttft_seconds),
+        itl_sum_s=_sum(scrape.itl_seconds),
+        itl_count=_count(scrape.itl_seconds),
+        queue_sum_s=_sum(scrape.queue_seconds),
+        queue_count=_count(scrape.queue_seconds),
+        prefill_sum_s=_sum(scrape.prefill_seconds),
+        prefill_count=_count(scrape.prefill_seconds),
+        cached_prompt_tokens=_whole(scrape.cached_prompt_tokens),
+        preemptions=_whole(scrape.preemptions),
     )
     return meter, load
 
@@ -187,6 +202,14 @@ def _fell(before: EngineLoad, after: EngineLoad) -> bool:
     if before.ttft_seconds is not None and after.ttft_seconds is not None:
         pairs.append((before.ttft_seconds.count, after.ttft_seconds.count))
     return any(a is not None and b is not None and b < a for a, b in pairs)
+
+
+def _sum(times: Histogram | None) -> float | None:
+    return None if times is None else times.sum
+
+
+def _count(times: Histogram | None) -> int | None:
+    return None if times is None else int(times.count)
 
 
 def _whole(value: float | None) -> int | None:
