@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
-import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.proto.trace.v1 import trace_pb2
 
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.common import otel, rpc
+from tests.support.collector import CALLER, collecting
 from tests.support.etcd import EtcdServer
 from tests.support.fleet import running_fleet
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
-TRACE = "0af7651916cd43dd8448eb211c80319c"
-CALLER = f"00-{TRACE}-b7ad6b7169203331-01"
 GENERATE = "stoker.api.inference.v1.InferenceService/Generate"
-
-
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps the spans of one trace, by service and name."""
-
-    def __init__(self) -> None:
-        self.spans: dict[tuple[str, str], trace_pb2.Span] = {}
-
-    async def Export(
-        self,
-        request: trace_service_pb2.ExportTraceServiceRequest,
-        context: grpc.aio.ServicerContext[
-            trace_service_pb2.ExportTraceServiceRequest, trace_service_pb2.ExportTraceServiceResponse
-        ],
-    ) -> trace_service_pb2.ExportTraceServiceResponse:
-        for resource in request.resource_spans:
-            named = {each.key: each.value.string_value for each in resource.resource.attributes}
-            for scope in resource.scope_spans:
-                for span in scope.spans:
-                    if span.trace_id.hex() == TRACE:
-                        self.spans[named["service.name"], span.name] = span
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
-@contextlib.asynccontextmanager
-async def collecting() -> AsyncIterator[tuple[str, Collector]]:
-    collector = Collector()
-    server = grpc.aio.server()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"http://127.0.0.1:{port}", collector
-    finally:
-        await server.stop(0)
+TOKENIZE = "stoker.api.inference.v1.InferenceService/Tokenize"
 
 
 async def test_one_trace_from_router_to_engine(tmp_path: Path, etcd: EtcdServer) -> None:
@@ -78,8 +38,11 @@ async def test_one_trace_from_router_to_engine(tmp_path: Path, etcd: EtcdServer)
             with otel.traced("stoker-router", endpoint):
                 async with rpc.channel(f"127.0.0.1:{running.router.rpc.port}") as channel:
                     stub = inference_pb2_grpc.InferenceServiceStub(channel)
-                    async for _ in stub.Generate(request, metadata=[("traceparent", CALLER)], timeout=30):
+                    caller = [("traceparent", CALLER)]
+                    async for _ in stub.Generate(request, metadata=caller, timeout=30):
                         pass
+                    tokenize = inference_pb2.TokenizeRequest(model="tiny", text="x")
+                    await stub.Tokenize(tokenize, metadata=caller, timeout=30)
                 chain = [
                     ("stoker-router", GENERATE),
                     ("stoker-router", "engine"),
@@ -91,6 +54,9 @@ async def test_one_trace_from_router_to_engine(tmp_path: Path, etcd: EtcdServer)
                 for each in chain:
                     assert collector.spans[each].parent_span_id == parent, each
                     parent = collector.spans[each].span_id
+                asked = ("stoker-router", TOKENIZE)
+                await eventually(lambda: asked in collector.spans, "the tokenizing, too", 20)
+                await eventually(lambda: ("stoker-node-agent", TOKENIZE) in collector.spans, "at the agent", 20)
                 # Over HTTP the router asks the engine itself.
                 collector.spans.clear()
                 url = f"http://127.0.0.1:{running.router.http_port}/v1/completions"

@@ -20,6 +20,7 @@ from stoker.node_agent.engine.protocol import Health
 from stoker.node_agent.engine.stream import KvEventStream, Received
 from stoker.sim_engine.core.blocks import BlockPool, TokenSequence
 from stoker.sim_engine.tokenizer import Tokenizer
+from tests.support.collector import CALLER, Collector, collecting
 from tests.support.engines import TINY, RunningEngine, running_engine
 from tests.support.waiting import eventually
 
@@ -46,17 +47,24 @@ WEATHER = {
 TIME = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def traces() -> AsyncIterator[tuple[str, Collector]]:
+    async with collecting() as found:
+        yield found
+
+
 @pytest_asyncio.fixture(
     scope="module", loop_scope="module", params=["sim", pytest.param("vllm", marks=pytest.mark.vllm)]
 )
 async def engine(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, traces: tuple[str, Collector]
 ) -> AsyncIterator[RunningEngine]:
     kind: str = request.param
     args = [
         *("--num-gpu-blocks-override", str(BLOCKS)),
         *("--max-model-len", str(MAX_LEN)),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *("--otlp-traces-endpoint", traces[0]),
     ]
     args += ["--enforce-eager"] if kind == "vllm" else ["--sim-speed", "10"]
     async with running_engine(kind, tmp_path_factory.mktemp(kind), args=args) as running:
@@ -476,3 +484,18 @@ async def test_responses_api_streamed_and_whole(engine: RunningEngine, tokenizer
     # Unlike a chat, a response's prompt gets the tokenizer's begin mark on top of the template's own.
     rendered = tokenizer.render([{"role": "user", "content": "hello"}], None)
     assert whole["usage"]["input_tokens"] == len(tokenizer.encode(rendered, special=True))
+
+
+async def test_a_generation_is_a_span_in_its_callers_trace(
+    engine: RunningEngine, traces: tuple[str, Collector]
+) -> None:
+    _, collector = traces
+    collector.spans.clear()
+    body = {"model": engine.model, "prompt": "Once upon a time", "max_tokens": 2}
+    async with engine.session.post(
+        f"{engine.url}/v1/completions", json=body, headers={"traceparent": CALLER}
+    ) as response:
+        assert response.status == 200
+    await eventually(lambda: any(name == "llm_request" for _, name in collector.spans), "the engine's span", 20)
+    [span] = [span for (_, name), span in collector.spans.items() if name == "llm_request"]
+    assert span.parent_span_id.hex() == CALLER.split("-")[2]

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
+from stoker.common import otel
 from stoker.router.envoy.flights import Flights
 from tests.integration.test_router_openai_http import DECISION, GREEDY, SLOW, Stack, stack
+from tests.support.collector import CALLER, collecting
 from tests.support.engines import FAST
 from tests.support.envoy import running_envoy
 from tests.support.router import replica, tell
@@ -56,6 +58,21 @@ async def test_a_request_is_decided_carried_and_accounted_for(tmp_path: Path) ->
         assert len(replicas) == 1, "the same prefix goes home"
         await eventually(lambda: idle(running, flights), "all flights are released by the access log", 1.0)
         assert running.app.router.recent.of("mine") is not None, "Explain knows it"
+
+
+async def test_the_engine_goes_on_with_the_trace_of_its_check(tmp_path: Path) -> None:
+    async with (
+        collecting() as (endpoint, collector),
+        carried(tmp_path, args=(*FAST, "--otlp-traces-endpoint", endpoint)) as (running, url, _),
+    ):
+        body = {**GREEDY, "prompt": "Once upon a time", "max_tokens": 2}
+        with otel.traced("stoker-router", endpoint):
+            async with running.http.post(f"{url}/v1/completions", json=body, headers={"traceparent": CALLER}) as got:
+                assert got.status == 200
+            check, engine = ("stoker-router", "envoy check"), ("vllm", "llm_request")
+            await eventually(lambda: {check, engine} <= collector.spans.keys(), "both spans", 20)
+        assert collector.spans[check].parent_span_id.hex() == CALLER.split("-")[2]
+        assert collector.spans[engine].parent_span_id == collector.spans[check].span_id
 
 
 async def test_a_stream_is_counted_while_it_runs_and_its_first_token_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import pytest_asyncio
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+from prometheus_client import REGISTRY
 
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
@@ -20,13 +22,15 @@ from stoker.common import otel, rpc
 from stoker.local.model import cached
 from stoker.router.app import RouterApp
 from stoker.router.http.port import Ask
+from tests.support.collector import CALLER as TRACEPARENT
+from tests.support.collector import TRACE
 from tests.support.engines import FAST, TINY, running_engine
+from tests.support.etcd import free_port
 from tests.support.router import replica, running_router, tell, tokenizer_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-TRACE = "0af7651916cd43dd8448eb211c80319c"
-CALLER = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+CALLER = {"traceparent": TRACEPARENT}
 QUIET = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-00"}
 PROMPT = "Once upon a time there was a stoker " * 20
 ENDPOINTS = [f"listen.{name}=127.0.0.1:0" for name in ("ext_authz", "pick")]
@@ -53,7 +57,7 @@ def spans(sample: float = 1.0) -> Any:
     with otel.recorded("test", memory, sample):
         yield found
     for span in memory.get_finished_spans():
-        assert span.name not in found, f"{span.name} twice"
+        assert span.name not in found or span.name == "queue", f"{span.name} twice"
         found[span.name] = span
 
 
@@ -185,3 +189,42 @@ async def test_picks_over_both_transports(router: RouterApp) -> None:
     check_request(found["pick"], "pick")
     assert (found["pick"].attributes or {})[otel.REQUEST_MODEL] == "tiny"
     router.picks.close()
+
+
+async def test_each_try_is_a_span_and_says_how_it_failed(router: RouterApp) -> None:
+    alive = router.view.targets["tiny-0"].record
+    nobody = f"http://127.0.0.1:{free_port()}"
+    dead = [
+        replica(f"dead-{n}", nobody, sha256=alive.engine.tokenizer_sha256) for n in range(2)
+    ]  # no more than retries
+    memory = InMemorySpanExporter()
+    tell(router, alive, *dead)
+    try:
+        with otel.recorded("test", memory):
+            # Of new prompts most have their homes among the dead, until one has been found out.
+            for number in range(40):
+                asked = {**body(), "prompt": f"{number} {PROMPT}"}
+                await post(router.http_port, "/v1/completions", asked, CALLER)
+    finally:
+        tell(router, alive)
+    tries = [span for span in memory.get_finished_spans() if span.name == "engine"]
+    failed = [span for span in tries if span.status.status_code is StatusCode.ERROR]
+    assert failed
+    assert {(span.attributes or {})[otel.ERROR_TYPE] for span in failed} == {"ENGINE_FAILED"}
+    first = failed[0]
+    again = [span for span in tries if span.parent == first.parent and span is not first]
+    assert [(span.attributes or {})[otel.ATTEMPT] for span in (first, *again)] == [*range(1, len(again) + 2)]
+    assert (again[-1].attributes or {})[otel.RESPONSE_STATUS] == 200
+
+
+async def test_a_collector_that_is_down_costs_spans_alone(router: RouterApp) -> None:
+    def lost() -> float:
+        return REGISTRY.get_sample_value("stoker_trace_spans_total", {"result": "not_sent"}) or 0.0
+
+    before, loop = lost(), asyncio.get_running_loop()
+    with otel.traced("test", f"http://127.0.0.1:{free_port()}"):
+        for _ in range(5):
+            assert (await post(router.http_port, "/v1/completions", body(), CALLER))[0] == 200
+        ending = loop.time()
+    assert loop.time() - ending < 10
+    assert lost() - before >= 15  # three of each request, and a wait here or there
