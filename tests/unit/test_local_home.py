@@ -63,6 +63,9 @@ def test_a_log_that_cannot_be_written_is_no_error_of_the_work() -> None:
             raise OSError(28, "No space left on device")
 
     print("lost", file=logs.Steady(Full()), flush=True)
+    closed = io.StringIO()
+    closed.close()
+    print("lost", file=logs.Steady(closed), flush=True)
     kept = io.StringIO()
     print("kept", file=logs.Steady(kept), flush=True)
     assert kept.getvalue() == "kept\n"

@@ -24,13 +24,13 @@ class Steady(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """As the stream's own, but what it refuses is lost."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: closed
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         """As the stream's own, but what it refuses is lost."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: closed
             self._stream.flush()
 
 
