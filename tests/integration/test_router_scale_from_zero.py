@@ -142,6 +142,31 @@ async def test_every_way_in_waits_for_the_first_replica(tmp_path: Path) -> None:
         assert sum(demand.itl.counts) == 2
 
 
+async def test_a_model_that_sleeps_is_listed(tmp_path: Path) -> None:
+    async with (
+        stack(tmp_path) as there,
+        grpc.aio.insecure_channel(f"127.0.0.1:{there.app.rpc.port}") as channel,
+    ):
+        url = f"http://127.0.0.1:{there.app.http_port}/v1/models"
+
+        async def cards() -> dict[str, Any]:
+            async with there.http.get(url) as answer:
+                return {card["id"]: card["max_model_len"] for card in (await answer.json())["data"]}
+
+        stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        assert await cards() == {"tiny": None}
+        async with there.http.get(f"{url}/tiny") as one:
+            assert (one.status, (await one.json())["id"]) == (200, "tiny")
+        (model,) = (await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=5)).models
+        assert (model.id, model.deployment, model.ready_replicas) == ("tiny", "tiny", 0)
+        assert (await stub.GetModel(inference_pb2.GetModelRequest(model="tiny"), timeout=5)).model == model
+        there.start_one()
+        assert await cards() == {"tiny": 16384}
+        there.deploy(least=1)
+        there.app.view.records(None, registry_pb2.Removals(replicas=["tiny-0"]), now=0.0)
+        assert await cards() == {}
+
+
 async def test_time_runs_out_with_a_reason_and_a_delay(tmp_path: Path) -> None:
     async with stack(tmp_path, "queue.longest_s=0.3") as there:
         status, headers, body = await there.post()

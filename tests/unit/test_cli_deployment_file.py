@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.api.common.v1 import common_pb2
+from stoker.api.common.v1 import common_pb2, scaling_pb2
 from stoker.cli import deployment_file
 from stoker.common.errors import Code, StokerError
 
@@ -112,3 +112,82 @@ def test_an_absurdly_large_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.yaml").write_text("#" * (1 << 20) + "#")
     with pytest.raises(StokerError, match=r"at most 1048576"):
         deployment_file.read(tmp_path / "d.yaml")
+
+
+SCALED = """\
+name: llama
+model: m
+engine: vllm
+scaling:
+  kind: slo
+  group: llama
+  slo: {ttft_s: 0.5, itl_s: 0.03}
+  bounds:
+    least: 0
+    most: 8
+    idle_s: 300
+  concurrency: {weighted: true}
+  schedules:
+    - days: [monday, friday]
+      begins: 08:00
+      ends: 24:00
+      least: 2
+  price: {per_hour: 2.5}
+"""
+
+
+def test_how_a_deployment_scales_is_read() -> None:
+    policy = deployment_file.parse(SCALED, "d.yaml").scaling
+    assert policy == scaling_pb2.ScalingPolicy(
+        kind=scaling_pb2.SCALING_KIND_SLO,
+        group="llama",
+        slo=scaling_pb2.ScalingSlo(ttft_s=0.5, itl_s=0.03),
+        bounds=scaling_pb2.ScalingBounds(least=0, most=8, idle_s=300),
+        concurrency=scaling_pb2.ScalingConcurrency(weighted=True),
+        schedules=[
+            scaling_pb2.ScalingSchedule(
+                days=[scaling_pb2.WEEKDAY_MONDAY, scaling_pb2.WEEKDAY_FRIDAY], begins="08:00", ends="24:00", least=2
+            )
+        ],
+        price=scaling_pb2.ScalingPrice(per_hour=2.5),
+    )
+    assert not deployment_file.parse(GOOD, "d.yaml").HasField("scaling"), "what says nothing stays fixed"
+
+
+def test_mistakes_in_how_it_scales_are_told_with_their_lines() -> None:
+    text = SCALED.replace("kind: slo", "kind: magic").replace("0.03", "fast").replace("true", "yes")
+    text = text.replace("monday", "someday").replace("idle_s", "idel_s")
+    assert mistakes(text) == [
+        "d.yaml:5: kind: 'magic' is none of fixed, concurrency, saturation, slo, forecast",
+        "d.yaml:7: itl_s: 'fast' is no number",
+        "d.yaml:11: idel_s: no such setting; did you mean idle_s?",
+        "d.yaml:12: weighted: 'yes' is neither true nor false",
+        "d.yaml:14: days: 'someday' is none of monday, tuesday, wednesday, thursday, friday, saturday, sunday",
+    ]
+
+
+def test_what_the_registry_would_refuse_is_told_with_its_line() -> None:
+    text = SCALED.replace("0.03", "-1").replace("most: 8", "most: 8\n    least: 9").replace("    least: 0\n", "")
+    text = text.replace("begins: 08:00", "begins: noon")
+    assert mistakes(text) == [
+        "d.yaml:7: scaling.slo.itl_s: -1 is out of range; give 0.0001 to 60",
+        "d.yaml:10: scaling.bounds.least: 9 is above `most`, 8; lower it or raise `most`",
+        "d.yaml:15: scaling.schedules[0].begins: 'noon' is no time of day; give \"HH:MM\" in UTC",
+    ]
+
+
+def test_a_policy_stands_in_a_file_of_its_own_too(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("kind: concurrency\nconcurrency:\n  target: 4\n")
+    assert deployment_file.read_policy(path) == scaling_pb2.ScalingPolicy(
+        kind=scaling_pb2.SCALING_KIND_CONCURRENCY, concurrency=scaling_pb2.ScalingConcurrency(target=4)
+    )
+    path.write_text("kind: concurrency\nconcurrency:\n  target: 4\n  stable_s: 2\n")
+    with pytest.raises(StokerError) as raised:
+        deployment_file.read_policy(path)
+    assert raised.value.message == (
+        f"{path}:4: concurrency.stable_s: the panic window, 6 s, is longer than the stable one, 2 s"
+    )
+    path.write_text("")
+    with pytest.raises(StokerError, match="at least a kind"):
+        deployment_file.read_policy(path)

@@ -1,4 +1,4 @@
-"""Deployment files: YAML in, DeploymentSpec out, every mistake told with its line."""
+"""Deployment files: YAML in, DeploymentSpec out, every mistake told with its line. Policy files likewise."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Any
 import yaml
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from stoker.api.common.v1 import common_pb2
+from stoker.api.common.v1 import common_pb2, scaling_pb2
 from stoker.common.errors import Code, StokerError
+from stoker.registry.core import scaling
+from stoker.registry.core.validation import Limits
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_STEP = re.compile(r"(\w+)(?=[.\[]|$)|\[(\d+)\]")
 _ENGINES = ("vllm", "sim")
 _MAX_BYTES = 1 << 20
 _INTEGERS = {FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_INT32}
@@ -116,18 +119,53 @@ class _Reader:
 
 def read(path: Path) -> common_pb2.DeploymentSpec:
     """The deployment in a file. Raises StokerError naming the file and every line at fault."""
+    return parse(_text(path), str(path))
+
+
+def read_policy(path: Path) -> scaling_pb2.ScalingPolicy:
+    """The scaling policy in a file, as a deployment's `scaling` states it. Raises StokerError as `read` does."""
+    return parse_policy(_text(path), str(path))
+
+
+def _text(path: Path) -> str:
     try:
         size = path.stat().st_size
         text = path.read_text(encoding="utf-8") if size <= _MAX_BYTES else None
     except (OSError, UnicodeDecodeError) as error:
         raise _bad(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no UTF-8 text'}") from error
     if text is None:
-        raise _bad(f"{path} has {size} bytes; a deployment file has at most {_MAX_BYTES}")
-    return parse(text, str(path))
+        raise _bad(f"{path} has {size} bytes; a file has at most {_MAX_BYTES}")
+    return text
 
 
 def parse(text: str, source: str) -> common_pb2.DeploymentSpec:
     """The deployment in a text; `source` names it in errors."""
+    node = _composed(text, source, "at least name, model, engine and replicas")
+    reader = _Reader()
+    values = reader.message(node, common_pb2.DeploymentSpec.DESCRIPTOR)
+    if isinstance(node, yaml.MappingNode):
+        _check(reader, node, values)
+    _refuse(reader, source)
+    spec = common_pb2.DeploymentSpec(**values)
+    if spec.HasField("scaling"):
+        _check_policy(reader, node, spec.scaling, "scaling")
+        _refuse(reader, source)
+    return spec
+
+
+def parse_policy(text: str, source: str) -> scaling_pb2.ScalingPolicy:
+    """The scaling policy in a text; `source` names it in errors."""
+    node = _composed(text, source, "at least a kind")
+    reader = _Reader()
+    values = reader.message(node, scaling_pb2.ScalingPolicy.DESCRIPTOR)
+    _refuse(reader, source)
+    policy = scaling_pb2.ScalingPolicy(**values)
+    _check_policy(reader, node, policy, "")
+    _refuse(reader, source)
+    return policy
+
+
+def _composed(text: str, source: str, needs: str) -> yaml.Node:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -136,14 +174,35 @@ def parse(text: str, source: str) -> common_pb2.DeploymentSpec:
     except yaml.YAMLError as error:
         raise _bad(f"{source}: no valid YAML: {error}") from error
     if node is None:
-        raise _bad(f"{source} is empty; it needs at least name, model, engine and replicas")
-    reader = _Reader()
-    values = reader.message(node, common_pb2.DeploymentSpec.DESCRIPTOR)
-    if isinstance(node, yaml.MappingNode):
-        _check(reader, node, values)
+        raise _bad(f"{source} is empty; it needs {needs}")
+    return node
+
+
+def _refuse(reader: _Reader, source: str) -> None:
+    """Raises StokerError where something was wrong."""
     if reader.mistakes:
         raise _bad("\n".join(f"{source}:{line}: {what}" for line, what in sorted(reader.mistakes)))
-    return common_pb2.DeploymentSpec(**values)
+
+
+def _check_policy(reader: _Reader, root: yaml.Node, policy: scaling_pb2.ScalingPolicy, at: str) -> None:
+    """Tell what the registry would refuse, each at its line; `at` is the policy's path in the file."""
+    for violation in scaling.policy(at or "scaling", policy, Limits()):
+        field = violation.field if at else violation.field.removeprefix("scaling.")
+        reader.wrong(_node_at(root, field), f"{field}: {violation.description}")
+
+
+def _node_at(root: yaml.Node, field: str) -> yaml.Node:
+    """The node of a field, "scaling.schedules[1].begins", or the nearest around it that the file has."""
+    node = root
+    for name, number in _STEP.findall(field):
+        if number and isinstance(node, yaml.SequenceNode) and int(number) < len(node.value):
+            node = node.value[int(number)]
+        elif name and isinstance(node, yaml.MappingNode):
+            found = next((value for key, value in node.value if key.value == name), None)
+            if found is None:
+                break
+            node = found
+    return node
 
 
 def _check(reader: _Reader, root: yaml.MappingNode, values: dict[str, Any]) -> None:

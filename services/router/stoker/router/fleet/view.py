@@ -87,7 +87,7 @@ class View:
                 reason="NO_REPLICA",
                 retry_after_s=5.0,
             )
-        known = ", ".join(sorted(self.names())) or "none is deployed"
+        known = ", ".join(sorted([*self.names(), *self.asleep()])) or "none is deployed"
         raise NotFound(f"The model `{model}` does not exist. Models served here: {known}", reason="MODEL_NOT_FOUND")
 
     def able(self, model: str) -> bool:
@@ -97,8 +97,13 @@ class View:
             return bool(pool.able)
         return any(model in other.adapters and other.able for other in self.pools.values())
 
+    def asleep(self) -> list[str]:
+        """Names that no replica serves now, but one would be started for a request."""
+        served = set(self.names())
+        return [model for model in self.deployed.models() if model not in served and self.deployed.wakes(model)]
+
     def names(self) -> list[str]:
-        """All names that can be asked for."""
+        """All names that replicas serve."""
         return [*self.pools, *(name for pool in self.pools.values() for name in sorted(pool.adapters))]
 
     # --- what registries tell ------------------------------------------------------------------------------

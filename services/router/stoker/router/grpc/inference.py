@@ -286,13 +286,20 @@ class InferenceServer:
         """All models of the fleet."""
         view = self._router.view
         models = [_model(pool, name) for pool in view.pools.values() for name in (pool.model, *sorted(pool.adapters))]
+        models += [self._asleep(name) for name in view.asleep()]
         return inference_pb2.ListModelsResponse(models=sorted(models, key=lambda model: model.id))
 
     async def get_model(self, request: inference_pb2.GetModelRequest, context: Context) -> Any:
         """One model. NOT_FOUND names those that there are."""
         _parse_name(request.model)
+        if request.model in self._router.view.asleep():
+            return inference_pb2.GetModelResponse(model=self._asleep(request.model))
         pool, adapter = self._router.view.resolve(request.model)
         return inference_pb2.GetModelResponse(model=_model(pool, adapter or pool.model))
+
+    def _asleep(self, name: str) -> inference_pb2.Model:
+        """A model that is scaled to zero."""
+        return inference_pb2.Model(id=name, deployment=self._router.view.deployed.serving(name)[0])
 
 
 def _may_retry(failure: StokerError, flight: Flight, tried: frozenset[str]) -> bool:

@@ -301,26 +301,31 @@ class OpenAIServer:
             ready = view.synced and not self._router.draining
             return web.Response(status=200 if ready else 503, text="ready" if ready else "not ready")
         if path == "/v1/models":
-            cards = [self._card(pool, name) for pool in view.pools.values() for name in (pool.model, *pool.adapters)]
-            return _json({"object": "list", "data": cards})
+            cards = [_card(pool, name) for pool in view.pools.values() for name in (pool.model, *pool.adapters)]
+            return _json({"object": "list", "data": [*cards, *(_card(None, name) for name in view.asleep())]})
         if path.startswith("/v1/models/"):
+            model = path.removeprefix("/v1/models/")
+            if model in view.asleep():
+                return _json(_card(None, model))
             try:
-                pool, adapter = view.resolve(path.removeprefix("/v1/models/"))
+                pool, adapter = view.resolve(model)
             except StokerError as error:
                 return _refusal(request, error)
-            return _json(self._card(pool, adapter or pool.model))
+            return _json(_card(pool, adapter or pool.model))
         return None
 
-    def _card(self, pool: Pool, name: str) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "stoker",
-            "root": pool.model,
-            "parent": pool.model if name != pool.model else None,
-            "max_model_len": pool.max_model_len or None,
-        }
+
+def _card(pool: Pool | None, name: str) -> dict[str, Any]:
+    """A model as /v1/models lists it; without a pool it is scaled to zero."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "stoker",
+        "root": name if pool is None else pool.model,
+        "parent": pool.model if pool is not None and name != pool.model else None,
+        "max_model_len": None if pool is None else pool.max_model_len or None,
+    }
 
 
 def _refusal(request: web.BaseRequest, error: StokerError, own: Mapping[str, str] | None = None) -> web.Response:
