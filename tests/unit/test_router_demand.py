@@ -13,7 +13,6 @@ from stoker.common import log_buckets
 from stoker.common.errors import Exhausted, Unavailable
 from stoker.router import core
 from stoker.router.config import QueueConfig, TenantsConfig
-from stoker.router.core.demand import Tally
 from stoker.router.flights.tenants import Caller
 from stoker.router.picking.picks import Event
 from stoker.router.prompts.plan import Plan
@@ -225,11 +224,21 @@ def test_models_are_bounded() -> None:
 
 
 def test_every_outcome_ends_a_try() -> None:
-    tally = Tally(in_flight=len(core.Outcome))
-    for outcome in core.Outcome:
-        tally.ended(outcome, (None, None, None), None, 0.0)
-    assert tally.in_flight == 0
+    tally = core.Tally(tries=len(core.Outcome) + 1)
+    tally.ends += [(outcome, (None, None, None), None, 0.0) for outcome in core.Outcome]
+    assert tally.in_flight == 1, "before they are counted"
+    tally.fold()
+    assert tally.in_flight == 1
     assert (tally.finished, tally.failed, tally.cancelled) == (1, 1, len(core.Outcome) - 2)
+
+
+async def test_ends_that_nobody_counts_are_bounded() -> None:
+    world = World()
+    decided = world.router.choose(await planned(world))
+    for _ in range(core.MOST_ENDS + 5):
+        world.router.fly(decided, "id").abandon()
+    tally = world.router.demand.of("tiny")
+    assert (tally.cancelled, len(tally.ends), tally.in_flight) == (core.MOST_ENDS, 5, 0)
 
 
 async def test_a_tenant_over_its_limit_is_no_demand() -> None:

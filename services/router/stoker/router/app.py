@@ -254,6 +254,7 @@ class RouterApp:
             self.pick_http.sweep()
         self.router.confirmations.check(self.router.clock())
         self._announcing.measure()
+        self.router.demand.fold()
         metrics.IN_FLIGHT.set(self.router.in_flight)
         self.router.holding.pump()  # a replica may have answered a check again
         metrics.QUEUED.set(len(self.router.turns) + len(self.router.holding))

@@ -30,6 +30,7 @@ from stoker.common.retries import RetryBudget
 from stoker.router.core.admission import RETRY_S, AdmissionQueue, Grant
 from stoker.router.core.alternatives import alternatives
 from stoker.router.core.decide import POLICIES, ROUND_ROBIN, STOKER, decide
+from stoker.router.core.demand import MOST_ENDS, Tally
 from stoker.router.core.explanation import Explanation
 from stoker.router.core.fairness import Fairness
 from stoker.router.core.fleet import Fleet
@@ -56,6 +57,7 @@ from stoker.router.core.values import (
 )
 
 __all__ = [
+    "MOST_ENDS",
     "POLICIES",
     "RETRY_S",
     "ROUND_ROBIN",
@@ -88,6 +90,7 @@ __all__ = [
     "Speculation",
     "Stops",
     "Sync",
+    "Tally",
     "TenantLimits",
     "TenantMeter",
     "Tier",

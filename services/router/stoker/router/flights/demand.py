@@ -70,10 +70,16 @@ class Demand:
         plan = decided.plan
         model = plan.request.adapter or plan.pool.model
         tally = self._tallies.get(model) or self.of(model)
-        tally.in_flight += 1
+        tally.tries += 1
         if plan.source == TOKENS:
             tally.predicted_cached_tokens += decided.decision.cached_tokens
         return tally
+
+    def fold(self) -> None:
+        """Count the tries that have ended. Call it every while."""
+        for tally in self._tallies.values():
+            tally.fold()
+        self._beyond.fold()
 
     def report(self, whole: bool) -> Iterator[registry_pb2.Demand]:
         """What changed since the last call, or all; models that nobody has asked for are told too, as zero."""
@@ -82,6 +88,7 @@ class Demand:
             waiting.setdefault(each.model, []).append(each)
         for model in (*self._view.names(), *self._view.deployed.models(), *waiting):
             self.of(model)
+        self.fold()
         now = self._clock()
         for model, tally in self._tallies.items():
             self._set_times(model, tally)

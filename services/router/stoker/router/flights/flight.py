@@ -164,10 +164,13 @@ class Flight:
         self._end(self._id, now)
         self.decided.target.in_flight -= 1
         first = self._first_token_at
+        ends = self._tally.ends
         if first is None:
-            self._tally.ended(self._outcome, self.usage, None, 0.0)
+            ends.append((self._outcome, self.usage, None, 0.0))
         else:
-            self._tally.ended(self._outcome, self.usage, first - self.decided.since, now - first)
+            ends.append((self._outcome, self.usage, first - self.decided.since, now - first))
+        if len(ends) >= core.MOST_ENDS:
+            self._tally.fold()
         pool.fleet.observe(self.decided.target.id, self._outcome, now)
         recorder = self._router.recorder
         if recorder is not None:
