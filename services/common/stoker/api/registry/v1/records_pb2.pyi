@@ -66,6 +66,10 @@ class _WantedEnumTypeWrapper(_EnumTypeWrapper[_Wanted.ValueType], type):
     """Run, restart on failure."""
     WANTED_DRAIN: _Wanted.ValueType  # 2
     """Take nothing new, finish what runs, then stop."""
+    WANTED_RETIRE: _Wanted.ValueType  # 3
+    """About to drain: serve on, but have what `retirement` names computed elsewhere. Routers send nothing there that
+    others could serve as well. Agents that do not know it run on.
+    """
 
 class Wanted(_Wanted, metaclass=_WantedEnumTypeWrapper):
     """What an assignment asks of its agents."""
@@ -76,6 +80,10 @@ WANTED_RUN: Wanted.ValueType  # 1
 """Run, restart on failure."""
 WANTED_DRAIN: Wanted.ValueType  # 2
 """Take nothing new, finish what runs, then stop."""
+WANTED_RETIRE: Wanted.ValueType  # 3
+"""About to drain: serve on, but have what `retirement` names computed elsewhere. Routers send nothing there that
+others could serve as well. Agents that do not know it run on.
+"""
 
 class _State:
     ValueType = NewType("ValueType", int)
@@ -425,6 +433,7 @@ class Assignment(Message):
     RENDEZVOUS_PORT_FIELD_NUMBER: int
     FENCE_FIELD_NUMBER: int
     CREATED_REVISION_FIELD_NUMBER: int
+    RETIREMENT_FIELD_NUMBER: int
     replica_id: str
     """{deployment}-{ordinal}; a replacement takes the ordinal of what it replaces, and with it its place on the
     ring.
@@ -453,6 +462,10 @@ class Assignment(Message):
     def fence(self) -> Fence:
         """Leader that wrote it."""
 
+    @property
+    def retirement(self) -> Retirement:
+        """Only with WANTED_RETIRE: what to do before it drains."""
+
     def __init__(
         self,
         *,
@@ -465,9 +478,82 @@ class Assignment(Message):
         rendezvous_port: int = ...,
         fence: Fence | None = ...,
         created_revision: int = ...,
+        retirement: Retirement | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["fence", b"fence", "spec", b"spec"]) -> bool: ...
-    def ClearField(self, field_name: Literal["created_revision", b"created_revision", "deployment", b"deployment", "fence", b"fence", "generation", b"generation", "members", b"members", "rendezvous_port", b"rendezvous_port", "replica_id", b"replica_id", "spec", b"spec", "wanted", b"wanted"]) -> None: ...
+    def HasField(self, field_name: Literal["fence", b"fence", "retirement", b"retirement", "spec", b"spec"]) -> bool: ...
+    def ClearField(self, field_name: Literal["created_revision", b"created_revision", "deployment", b"deployment", "fence", b"fence", "generation", b"generation", "members", b"members", "rendezvous_port", b"rendezvous_port", "replica_id", b"replica_id", "retirement", b"retirement", "spec", b"spec", "wanted", b"wanted"]) -> None: ...
+
+@final
+class Retirement(Message):
+    """What a replica that leaves has computed elsewhere before it goes."""
+
+    DESCRIPTOR: Descriptor
+
+    PREFIXES_FIELD_NUMBER: int
+    SUCCESSORS_FIELD_NUMBER: int
+    TIMEOUT_S_FIELD_NUMBER: int
+    timeout_s: float
+    """Longest time this may take from when its agent hears of it, in seconds."""
+    @property
+    def prefixes(self) -> RepeatedCompositeFieldContainer[Prefix]:
+        """Prompt prefixes, what is worth most for its tokens first; at most 1,024."""
+
+    @property
+    def successors(self) -> RepeatedCompositeFieldContainer[Successor]:
+        """Replicas that shall hold them, in the order that `prefixes` counts them."""
+
+    def __init__(
+        self,
+        *,
+        prefixes: Iterable[Prefix] | None = ...,
+        successors: Iterable[Successor] | None = ...,
+        timeout_s: float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["prefixes", b"prefixes", "successors", b"successors", "timeout_s", b"timeout_s"]) -> None: ...
+
+@final
+class Prefix(Message):
+    """A prefix that shall be computed on another replica."""
+
+    DESCRIPTOR: Descriptor
+
+    LEAF_FIELD_NUMBER: int
+    SUCCESSOR_FIELD_NUMBER: int
+    TOKENS_FIELD_NUMBER: int
+    leaf: int
+    """Key of its last block, which stands for all blocks before it."""
+    successor: int
+    """Place of the replica among the successors, from 0."""
+    tokens: int
+    """Tokens that are expected to be computed there."""
+    def __init__(
+        self,
+        *,
+        leaf: int = ...,
+        successor: int = ...,
+        tokens: int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["leaf", b"leaf", "successor", b"successor", "tokens", b"tokens"]) -> None: ...
+
+@final
+class Successor(Message):
+    """A replica that takes over prefixes."""
+
+    DESCRIPTOR: Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: int
+    AGENT_ENDPOINT_FIELD_NUMBER: int
+    replica_id: str
+    """The replica."""
+    agent_endpoint: str
+    """host:port of its agent."""
+    def __init__(
+        self,
+        *,
+        replica_id: str = ...,
+        agent_endpoint: str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["agent_endpoint", b"agent_endpoint", "replica_id", b"replica_id"]) -> None: ...
 
 @final
 class GangMember(Message):
@@ -517,6 +603,8 @@ class MemberStatus(Message):
     SINCE_FIELD_NUMBER: int
     STARTUP_S_FIELD_NUMBER: int
     FIRST_START_FIELD_NUMBER: int
+    RETIRED_FIELD_NUMBER: int
+    WARMED_TOKENS_FIELD_NUMBER: int
     replica_id: str
     """Replica it belongs to."""
     deployment: str
@@ -547,6 +635,10 @@ class MemberStatus(Message):
     """Of that start: the node had never had this model ready before, so that weights may have had to be fetched.
     Unset where unknown.
     """
+    retired: bool
+    """Asked to retire, it has done what it could: it may drain."""
+    warmed_tokens: int
+    """Tokens that others have computed for its present or last retirement."""
     @property
     def engine(self) -> EngineInfo:
         """Only from the leader: how to reach and understand the engine."""
@@ -574,9 +666,11 @@ class MemberStatus(Message):
         since: Timestamp | None = ...,
         startup_s: float | None = ...,
         first_start: bool | None = ...,
+        retired: bool = ...,
+        warmed_tokens: int = ...,
     ) -> None: ...
     def HasField(self, field_name: Literal["_exit_code", b"_exit_code", "_first_start", b"_first_start", "_startup_s", b"_startup_s", "engine", b"engine", "exit_code", b"exit_code", "first_start", b"first_start", "since", b"since", "startup_s", b"startup_s"]) -> bool: ...
-    def ClearField(self, field_name: Literal["_exit_code", b"_exit_code", "_first_start", b"_first_start", "_startup_s", b"_startup_s", "assignment_revision", b"assignment_revision", "attempt", b"attempt", "deployment", b"deployment", "engine", b"engine", "epoch", b"epoch", "exit_code", b"exit_code", "first_start", b"first_start", "incarnation", b"incarnation", "last_error", b"last_error", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "replica_id", b"replica_id", "since", b"since", "startup_s", b"startup_s", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: Literal["_exit_code", b"_exit_code", "_first_start", b"_first_start", "_startup_s", b"_startup_s", "assignment_revision", b"assignment_revision", "attempt", b"attempt", "deployment", b"deployment", "engine", b"engine", "epoch", b"epoch", "exit_code", b"exit_code", "first_start", b"first_start", "incarnation", b"incarnation", "last_error", b"last_error", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "replica_id", b"replica_id", "retired", b"retired", "since", b"since", "startup_s", b"startup_s", "state", b"state", "warmed_tokens", b"warmed_tokens"]) -> None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_exit_code", b"_exit_code"]) -> Literal["exit_code"] | None: ...
     @overload
