@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.planner.core.plan import plan
-from stoker.planner.core.values import Condition, Deployment, Desired, Node, Wanted
+from stoker.planner.core.values import Condition, Deployment, Desired, Node, Wanted, Warming
 from tests.support.planner_world import World
 
 RELAXED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -42,6 +43,12 @@ def deployments(draw: st.DrawFn, name: str) -> Deployment:
 
 
 @st.composite
+def warmings(draw: st.DrawFn, victims: Sequence[str], assigned: Sequence[str]) -> dict[str, tuple[Warming, ...]]:
+    heirs = st.lists(st.sampled_from([*assigned, "gone-0"]), max_size=3)
+    return {name: tuple(Warming(leaf, heir, 100) for leaf, heir in enumerate(draw(heirs))) for name in victims}
+
+
+@st.composite
 def worlds(draw: st.DrawFn) -> World:
     world = World()
     for number in range(draw(st.integers(0, 6))):
@@ -54,7 +61,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 def disturb(world: World, data: st.DataObject) -> None:
     """One thing happens to the fleet."""
-    kinds = ["spec", "scale", "drain", "lose", "return", "condition", "undeploy", "drain-replica", "time"]
+    kinds = ["spec", "scale", "retired", "drain", "lose", "return", "condition", "undeploy", "drain-replica", "time"]
     kind = data.draw(st.sampled_from(kinds))
     present, away = sorted(world.nodes), sorted(world.absent)
     known, assigned = sorted(world.deployments), sorted(world.assignments)
@@ -65,7 +72,9 @@ def disturb(world: World, data: st.DataObject) -> None:
         name = data.draw(names)
         victims = tuple(data.draw(st.lists(st.sampled_from(assigned), unique=True, max_size=3))) if assigned else ()
         world.deployments.setdefault(name, data.draw(deployments(name)))
-        world.desired[name] = Desired(data.draw(st.integers(0, 5)), victims)
+        world.desired[name] = Desired(data.draw(st.integers(0, 5)), victims, data.draw(warmings(victims, assigned)))
+    elif kind == "retired" and assigned:
+        world.retired |= {data.draw(st.sampled_from(assigned))}
     elif kind == "drain" and present:
         node = data.draw(st.sampled_from(present))
         world.nodes[node] = replace(world.nodes[node], draining=not world.nodes[node].draining)

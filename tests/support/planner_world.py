@@ -19,6 +19,7 @@ from stoker.planner.core.values import (
     Plan,
     Problem,
     Wanted,
+    Warming,
 )
 
 
@@ -36,6 +37,7 @@ class World:
     conditions: dict[str, Condition] = field(default_factory=dict)
     presence: Presence = field(default_factory=Presence)
     replacing: frozenset[str] = frozenset()
+    retired: frozenset[str] = frozenset()
 
     def problem(self) -> Problem:
         assigned = {member.node for assignment in self.assignments.values() for member in assignment.members}
@@ -49,6 +51,7 @@ class World:
             settling=self.presence.settling,
             lost=self.presence.lost,
             replacing=self.replacing,
+            retired=self.retired,
         )
 
     def step(self) -> Plan:
@@ -58,8 +61,9 @@ class World:
         for replica in drawn.deletes:
             del self.assignments[replica]
             self.conditions.pop(replica, None)
+            self.retired -= {replica}
         for assignment in drawn.puts:
-            self.assignments[assignment.replica] = assignment
+            self.assignments[assignment.replica] = replace(assignment, warmings=())
             self.conditions.setdefault(assignment.replica, Condition.NOT_READY)
         self.replacing = drawn.replacing
         return drawn
@@ -89,7 +93,8 @@ class World:
         for replica, assignment in self.assignments.items():
             here = all(member.node in self.nodes for member in assignment.members)
             running = Condition.READY if here else Condition.NOT_READY
-            self.conditions[replica] = running if assignment.wanted is Wanted.RUN else Condition.GONE
+            self.conditions[replica] = Condition.GONE if assignment.wanted is Wanted.DRAIN else running
+        self.retired = frozenset(name for name, a in self.assignments.items() if a.wanted is Wanted.RETIRE)
 
     def lose(self, node: str) -> None:
         """The node and all it reported go."""
@@ -115,7 +120,7 @@ def check(problem: Problem, drawn: Plan, limits: Limits) -> None:
     deployments = {deployment.name: deployment for deployment in problem.deployments}
     for put in drawn.puts:
         if put.replica in standing:
-            assert put == replace(standing[put.replica], wanted=Wanted.DRAIN), "a standing replica may only drain"
+            _check_change(put, standing[put.replica], problem)
         else:
             _check_new(put, deployments[put.deployment], nodes, problem, limits)
     after = {**standing, **{put.replica: put for put in drawn.puts}}
@@ -126,6 +131,22 @@ def check(problem: Problem, drawn: Plan, limits: Limits) -> None:
         assert entry.replicas > 0
         assert entry.reason
         assert entry.deployment in deployments
+
+
+def _check_change(put: Assignment, before: Assignment, problem: Problem) -> None:
+    assert replace(put, warmings=()) == replace(before, wanted=put.wanted), "a standing replica changes its place"
+    steps = {
+        Wanted.RUN: {Wanted.RETIRE, Wanted.DRAIN},
+        Wanted.RETIRE: {Wanted.RUN, Wanted.DRAIN},
+        Wanted.DRAIN: {Wanted.DRAIN},
+    }
+    assert put.wanted in steps[before.wanted], "what drains is called back, or nothing changes"
+    assert bool(put.warmings) == (put.wanted is Wanted.RETIRE), "retires for nothing"
+    for warming in put.warmings:
+        heir = next(each for each in problem.assignments if each.replica == warming.successor)
+        assert heir.wanted is Wanted.RUN, "an heir that leaves"
+        assert problem.conditions[heir.replica] is Condition.READY, "an heir that does not serve"
+        assert heir.deployment == put.deployment, "an heir of another model"
 
 
 def _check_new(
@@ -205,7 +226,7 @@ def _change_deployment(world: World, verb: str, plain: list[str], options: Mappi
                 world.desired[name] = Desired(int(options["replicas"]))
         case "scale":
             victims = tuple(filter(None, options.get("victims", "").split(",")))
-            world.desired[name] = Desired(int(plain[1]), victims)
+            world.desired[name] = Desired(int(plain[1]), victims, _warmings(options.get("warm", "")))
         case _:
             del world.deployments[name]
             world.desired.pop(name, None)
@@ -215,6 +236,8 @@ def _change_state(world: World, verb: str, plain: list[str]) -> None:
     match verb:
         case "drain-replica":
             world.assignments[plain[0]] = replace(world.assignments[plain[0]], wanted=Wanted.DRAIN)
+        case "retired":
+            world.retired |= set(plain)
         case "ready" | "not_ready" | "gone":
             running = [replica for replica, a in world.assignments.items() if a.wanted is Wanted.RUN]
             world.conditions.update((name, Condition(verb)) for name in (running if plain == ["all"] else plain))
@@ -237,7 +260,10 @@ def describe(drawn: Plan) -> Iterator[str]:
 
 def _shown(assignment: Assignment) -> str:
     port = f" port {assignment.rendezvous_port}" if assignment.rendezvous_port else ""
-    return f"{assignment.wanted.value} {assignment.replica} on {' '.join(map(_member, assignment.members))}{port}"
+    warm = "".join(f" warm {each.leaf}:{each.successor}" for each in assignment.warmings)
+    return (
+        f"{assignment.wanted.value} {assignment.replica} on {' '.join(map(_member, assignment.members))}{port}{warm}"
+    )
 
 
 def _member(member: Member) -> str:
@@ -264,6 +290,14 @@ def _deployment(name: str, options: Mapping[str, str]) -> Deployment:
         gang_size=int(options.get("gang", "1")),
         node_selector=_labels(options.get("select", "")),
     )
+
+
+def _warmings(text: str) -> dict[str, tuple[Warming, ...]]:
+    """`chat-2:7:chat-0,…`: who leaves, the prefix, who shall compute it."""
+    found: dict[str, tuple[Warming, ...]] = {}
+    for leaver, leaf, heir in (part.split(":") for part in filter(None, text.split(","))):
+        found[leaver] = (*found.get(leaver, ()), Warming(int(leaf), heir, 1_000))
+    return found
 
 
 def _labels(text: str) -> dict[str, str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
 from stoker.planner.core.loss import Presence
+from stoker.planner.core.retiring import since
 from stoker.planner.core.values import Assignment, Condition, Deployment, Member, Node, Wanted
-from stoker.planner.server import assigned_nodes, problem_of, record_of, spec_key
+from stoker.planner.server import assigned_nodes, problem_of, record_of, retirement_times, spec_key
 from stoker.registry.client import FleetView
 from stoker.registry.core.records import Kind, Name, Record
 
@@ -108,6 +111,62 @@ def test_draining_changes_nothing_else_of_what_stands() -> None:
     record = record_of(draining, standing(), None, FENCE)
     expected = standing(wanted=records_pb2.WANTED_DRAIN, fence=FENCE, created_revision=0)
     assert record == expected
+
+
+def warmed(**fields: object) -> records_pb2.Desired:
+    warmings = [
+        records_pb2.Warming(leaf=71, from_replica="chat-0", to_replica="chat-2", tokens=900),
+        records_pb2.Warming(leaf=72, from_replica="chat-0", to_replica="chat-1", tokens=500),
+        records_pb2.Warming(leaf=73, from_replica="chat-0", to_replica="chat-2", tokens=16),
+    ]
+    return records_pb2.Desired(deployment="chat", replicas=2, victims=["chat-0"], warmings=warmings)
+
+
+def test_a_retirement_says_what_to_compute_where_and_how_to_get_there() -> None:
+    desired = problem_of(view_of((Kind.DESIRED, "chat", warmed())), Presence(), frozenset()).desired["chat"]
+    members = (Member("n1", (0,)), Member("n2", (4,)))
+    retires = Assignment("chat-0", "chat", "k", members, Wanted.RETIRE, 29_500, desired.warmings["chat-0"])
+    agents = {"chat-1": "h1:7330", "chat-2": "h2:7330"}
+    record = record_of(retires, standing(), None, FENCE, agents=agents, retire_timeout_s=30.0)
+    retirement = records_pb2.Retirement(
+        prefixes=[
+            records_pb2.Prefix(leaf=71, successor=0, tokens=900),
+            records_pb2.Prefix(leaf=72, successor=1, tokens=500),
+            records_pb2.Prefix(leaf=73, successor=0, tokens=16),
+        ],
+        successors=[
+            records_pb2.Successor(replica_id="chat-2", agent_endpoint="h2:7330"),
+            records_pb2.Successor(replica_id="chat-1", agent_endpoint="h1:7330"),
+        ],
+        timeout_s=30.0,
+    )
+    expected = standing(wanted=records_pb2.WANTED_RETIRE, fence=FENCE, created_revision=0, retirement=retirement)
+    assert record == expected
+    alone = record_of(retires, standing(), None, FENCE, agents={"chat-1": "h1:7330"}, retire_timeout_s=30.0)
+    assert [each.leaf for each in alone.retirement.prefixes] == [72], "who cannot be reached gets nothing"
+    again = record_of(replace(retires, wanted=Wanted.RUN), record, None, FENCE)
+    assert again == standing(wanted=records_pb2.WANTED_RUN, fence=FENCE, created_revision=0)
+
+
+def test_a_replica_has_retired_when_its_leader_says_so_or_when_it_takes_too_long() -> None:
+    status = records_pb2.MemberStatus(rank=0, retired=True, state=records_pb2.STATE_READY)
+    replica = records_pb2.Replica(replica_id="chat-0", state=records_pb2.STATE_READY, members=[status])
+    retiring = standing(
+        wanted=records_pb2.WANTED_RETIRE, retirement=records_pb2.Retirement(timeout_s=12.0), replica_id="chat-3"
+    )
+    view = view_of((Kind.REPLICAS, "chat-0", replica), (Kind.ASSIGNMENTS, "chat-3", retiring))
+    assert retirement_times(view) == {"chat-3": 12.0}
+    problem = problem_of(view, Presence(), frozenset(), overdue=frozenset({"chat-3"}))
+    assert problem.retired == {"chat-0", "chat-3"}
+    assert problem.assignments[0].wanted is Wanted.RETIRE
+
+
+def test_how_long_replicas_retire_is_counted_from_when_it_was_first_seen() -> None:
+    seen = since({}, ["a"], 10.0)
+    seen = since(seen, ["a", "b"], 12.0)
+    assert seen == {"a": 10.0, "b": 12.0}
+    assert since(seen, ["b"], 13.0) == {"b": 12.0}
+    assert since({"b": 12.0}, ["a"], 14.0) == {"a": 14.0}, "called back, and told to retire once more"
 
 
 def test_a_new_replica_runs_the_specification_of_the_moment() -> None:

@@ -15,10 +15,18 @@ from stoker.common import rpc, service
 from stoker.control.loop import ControlLoop, pieces
 from stoker.control.service import serve as serve_deciding
 from stoker.planner.config import PlannerConfig
+from stoker.planner.core import retiring
 from stoker.planner.core.loss import Presence, look
 from stoker.planner.core.plan import plan
 from stoker.planner.core.values import Limits, Plan, Unplaced
-from stoker.planner.server import SERVICE, PlannerServicer, assigned_nodes, problem_of, record_of
+from stoker.planner.server import (
+    SERVICE,
+    PlannerServicer,
+    assigned_nodes,
+    problem_of,
+    record_of,
+    retirement_times,
+)
 from stoker.registry.client import FleetEvent, FleetView, FleetWatch, RegistryClient
 
 log = structlog.get_logger(__name__)
@@ -51,8 +59,10 @@ class PlannerRound:
             mass_grace_s=config.loss.mass_grace_s,
             settle_s=config.loss.settle_s,
         )
+        self._retire = config.retire
         self._presence = Presence()
         self._replacing: frozenset[str] = frozenset()
+        self._retiring_since: dict[str, float] = {}
         self._unplaced: tuple[Unplaced, ...] = ()
 
     @property
@@ -66,17 +76,28 @@ class PlannerRound:
     def begin(self) -> None:
         """Absences seen in an earlier time of leading say nothing now."""
         self._presence, self._replacing, self._unplaced = Presence(), frozenset(), ()
+        self._retiring_since = {}
 
     async def run(self, view: FleetView, fence: common_pb2.Fence, now: float) -> int | None:
         """Plans and writes, deletions first: a later piece may need what an earlier one freed."""
         seen = view.revision
         self._presence = look(self._presence, view.nodes.keys(), assigned_nodes(view), now, self._limits)
         standing, deployments = dict(view.assignments), dict(view.deployments)
+        agents = {name: replica.agent_endpoint for name, replica in view.replicas.items()}
+        problem = problem_of(view, self._presence, self._replacing, self._overdue(view, now))
         # In a thread: a large plan must not keep this process from renewing its leadership.
-        drawn = await asyncio.to_thread(plan, problem_of(view, self._presence, self._replacing), self._limits)
+        drawn = await asyncio.to_thread(plan, problem, self._limits)
         self._note(drawn)
         puts = [
-            record_of(put, standing.get(put.replica), deployments.get(put.deployment), fence) for put in drawn.puts
+            record_of(
+                put,
+                standing.get(put.replica),
+                deployments.get(put.deployment),
+                fence,
+                agents=agents,
+                retire_timeout_s=self._retire.timeout_s,
+            )
+            for put in drawn.puts
         ]
         revision = None
         for deletes in pieces(drawn.deletes):
@@ -87,6 +108,15 @@ class PlannerRound:
             _CHANGES.labels("put").inc(len(some))
         self._replacing = drawn.replacing
         return revision
+
+    def _overdue(self, view: FleetView, now: float) -> frozenset[str]:
+        """Replicas whose agents have not said in time that they have retired: older ones never will."""
+        allowed_s = retirement_times(view)
+        self._retiring_since = retiring.since(self._retiring_since, allowed_s.keys(), now)
+        grace_s = self._retire.grace_s
+        return frozenset(
+            name for name, since in self._retiring_since.items() if now - since >= allowed_s[name] + grace_s
+        )
 
     def _note(self, drawn: Plan) -> None:
         for assignment in drawn.puts:

@@ -34,6 +34,18 @@ class LossConfig:
 
 
 @dataclass(frozen=True)
+class RetireConfig:
+    """How long a replica that leaves may have its prompts computed on others, before it drains."""
+
+    timeout_s: Annotated[
+        float, Meta(description="longest time that warming others may take, seconds", ge=0, le=3_600)
+    ] = 30.0
+    grace_s: Annotated[
+        float, Meta(description="time beyond that after which its agent is not waited for any more, seconds", ge=0)
+    ] = 5.0
+
+
+@dataclass(frozen=True)
 class RendezvousConfig:
     """Ports on which the nodes of a gang meet, on the gang's first node."""
 
@@ -53,6 +65,7 @@ class PlannerConfig:
         tuple[str, ...], Meta(description="host:port of every registry; one that answers is enough", min_length=1)
     ] = ("127.0.0.1:7310",)
     loss: LossConfig = field(default_factory=LossConfig)
+    retire: RetireConfig = field(default_factory=RetireConfig)
     rendezvous: RendezvousConfig = field(default_factory=RendezvousConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)

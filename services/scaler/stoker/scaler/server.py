@@ -40,7 +40,7 @@ def fleet_of(view: FleetView, loads: Mapping[str, Load]) -> Fleet:
                 replica.replica_id,
                 replica.deployment,
                 _STANDING.get(replica.state, Standing.PENDING),
-                leaving=replica.wanted == records_pb2.WANTED_DRAIN,
+                leaving=replica.wanted in (records_pb2.WANTED_DRAIN, records_pb2.WANTED_RETIRE),
             )
             for replica in view.replicas.values()
         ],

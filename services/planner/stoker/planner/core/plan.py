@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain, count
 
-from stoker.planner.core import placing, rollout
+from stoker.planner.core import placing, retiring, rollout
 from stoker.planner.core.capacity import Capacity
 from stoker.planner.core.rollout import Runner
 from stoker.planner.core.values import (
@@ -31,6 +32,9 @@ def plan(problem: Problem, limits: Limits = _DEFAULTS) -> Plan:
     What ended is deleted; then each deployment's surplus leaves; then what is missing is placed, the largest
     replicas first; then, where room is left, replacements for replicas that must move or be renewed. What has
     a place keeps it. Applied and run again with nothing else changed it comes to rest.
+
+    What leaves drains; before that it retires, where the scaler named what is to be computed on others first. What
+    retires is called back when it is wanted again, what drains is not.
 
     A deployment without a desired count is not touched: unknown is not zero.
     """
@@ -74,6 +78,7 @@ class _Round:
             self._fill(deployment, want.replicas, running)
         for deployment, want, running in remaining:
             self._renew(deployment, want.replicas, running)
+        self._drain_retired(known)
         return Plan(
             puts=tuple(self._puts.values()),
             deletes=tuple(self._deletes),
@@ -83,10 +88,10 @@ class _Round:
         )
 
     def _delete_ended(self) -> None:
-        """Draining replicas whose last member has stopped. One on an absent node may still be finishing."""
+        """Leaving replicas whose last member has stopped. One on an absent node may still be finishing."""
         present = {node.id for node in self._problem.nodes}
         for assignment in self._problem.assignments:
-            if assignment.wanted is not Wanted.DRAIN:
+            if assignment.wanted is Wanted.RUN:
                 continue
             nodes = {member.node for member in assignment.members}
             gone = self._problem.conditions.get(assignment.replica, Condition.GONE) is Condition.GONE
@@ -104,10 +109,32 @@ class _Round:
         mine = self._by_deployment[deployment.name]
         running = rollout.runners(self._problem, mine, deployment.spec, self._doubled)
         leaving = rollout.leavers(running, want.replicas, want.victims)
-        for runner, reason in leaving:
-            self._leave(runner, reason)
         gone = {runner.id for runner, _ in leaving}
-        return [runner for runner in running if runner.id not in gone]
+        staying = [runner for runner in running if runner.id not in gone]
+        heirs = {runner.id for runner in staying if runner.ready}
+        for runner, reason in leaving:
+            warmings = retiring.due(runner, want, heirs)
+            if warmings:
+                self._put(replace(runner.assignment, wanted=Wanted.RETIRE, warmings=warmings), reason)
+            else:
+                self._leave(runner, reason)
+        return staying
+
+    def _recall(self, deployment: Deployment, wanted: int) -> int:
+        """Calls back up to `wanted` replicas that have not begun to drain; returns how many."""
+        mine = self._by_deployment[deployment.name]
+        back = retiring.recallable(self._problem, deployment, mine)[:wanted]
+        for assignment in back:
+            self._put(replace(assignment, wanted=Wanted.RUN), "wanted again")
+        return len(back)
+
+    def _drain_retired(self, deployments: Collection[str]) -> None:
+        for assignment in self._problem.assignments:
+            if assignment.wanted is not Wanted.RETIRE or assignment.replica in self._why:
+                continue
+            why = retiring.why_drain(self._problem, assignment, deployments)
+            if why:
+                self._put(_draining(assignment), why)
 
     def _fill(self, deployment: Deployment, want: int, running: list[Runner]) -> None:
         """Places what is missing, and frees the ids of lost replicas for which there is room elsewhere.
@@ -116,6 +143,7 @@ class _Round:
         than it, or a node that returns could take itself for the owner.
         """
         missing = max(0, want - len(running))
+        missing -= self._recall(deployment, missing)
         placed = self._place(deployment, missing, "wanted")
         if placed < missing:
             self._unmet.add(deployment.name)
@@ -177,8 +205,7 @@ class _Round:
             if found is None:
                 return placed
             self._capacity.take(found)
-            self._puts[found.replica] = found
-            self._why[found.replica] = why
+            self._put(found, why)
             # The first candidates fill up first: without this, each replica would walk past all that are full.
             while candidates and not self._capacity.fits(candidates[0], deployment):
                 candidates.pop(0)
@@ -203,9 +230,11 @@ class _Round:
         if runner.lost:
             self._delete(runner.assignment, why)
             return
-        draining = _draining(runner.assignment)
-        self._puts[draining.replica] = draining
-        self._why[draining.replica] = why
+        self._put(_draining(runner.assignment), why)
+
+    def _put(self, assignment: Assignment, why: str) -> None:
+        self._puts[assignment.replica] = assignment
+        self._why[assignment.replica] = why
 
     def _delete(self, assignment: Assignment, why: str) -> None:
         self._deletes.append(assignment.replica)
@@ -216,7 +245,7 @@ class _Round:
             assignment.replica
             for assignment in self._by_deployment[deployment.name]
             if assignment.replica not in self._deletes
-            and self._puts.get(assignment.replica, assignment).wanted is Wanted.DRAIN
+            and self._puts.get(assignment.replica, assignment).wanted is not Wanted.RUN
         ]
 
     def _leaving_hint(self, deployment: Deployment) -> str:
@@ -242,4 +271,4 @@ def _largest_first(deployment: Deployment) -> tuple[int, int, str]:
 
 
 def _draining(a: Assignment) -> Assignment:
-    return Assignment(a.replica, a.deployment, a.spec, a.members, Wanted.DRAIN, a.rendezvous_port)
+    return replace(a, wanted=Wanted.DRAIN, warmings=())

@@ -73,7 +73,7 @@ def runners(
     draining = {node.id for node in problem.nodes if node.draining}
     found = []
     for assignment in assignments:
-        if assignment.wanted is Wanted.DRAIN:
+        if assignment.wanted is not Wanted.RUN:
             continue
         nodes = {member.node for member in assignment.members}
         found.append(

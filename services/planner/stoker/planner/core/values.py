@@ -11,6 +11,8 @@ class Wanted(Enum):
     """What an assignment asks of its agents."""
 
     RUN = "run"
+    RETIRE = "retire"
+    """Serve on, and have what only it holds computed elsewhere: then it drains."""
     DRAIN = "drain"
 
 
@@ -61,8 +63,20 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Warming:
+    """A prompt prefix, by the key of its last block, that another replica shall compute: so many tokens there."""
+
+    leaf: int
+    successor: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
-    """A replica and the nodes that run it, the leader first."""
+    """A replica and the nodes that run it, the leader first.
+
+    `warmings` are for one that is told to retire, best first; not known of one that stands.
+    """
 
     replica: str
     deployment: str
@@ -70,14 +84,17 @@ class Assignment:
     members: tuple[Member, ...]
     wanted: Wanted = Wanted.RUN
     rendezvous_port: int = 0
+    warmings: tuple[Warming, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """How many replicas a deployment shall have, and which go first when there are more."""
+    """How many replicas a deployment shall have, which go first when there are more, and what is computed on others
+    before one of them goes."""
 
     replicas: int
     victims: tuple[str, ...] = ()
+    warmings: Mapping[str, tuple[Warming, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +115,8 @@ class Problem:
     `conditions` is by replica id; one that is missing has no member left. `settling` are nodes back from
     the lost: they may still be stopping what they ran, so nothing new goes there. `lost` are nodes given up;
     assigned nodes that are neither there nor in `nodes` are late and may return.
-    `replacing` are ids that an earlier plan freed for a replacement.
+    `replacing` are ids that an earlier plan freed for a replacement. `retired` are replicas that were told to retire
+    and have done so, or have taken too long.
     """
 
     nodes: Sequence[Node] = ()
@@ -109,6 +127,7 @@ class Problem:
     settling: frozenset[str] = frozenset()
     lost: frozenset[str] = frozenset()
     replacing: frozenset[str] = frozenset()
+    retired: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
