@@ -17,6 +17,7 @@ from stoker.common.errors import StokerError
 from stoker.etcd import EtcdClient
 from stoker.registry.client import DemandSeen, DispatchAnnouncer, Leadership, RegistryClient
 from stoker.registry.core import keys
+from tests.integration.test_router_process import start
 from tests.support.etcd import EtcdServer
 from tests.support.registry import RegistryUnderTest, Watcher, config, spec, two_registries
 from tests.support.waiting import eventually
@@ -252,3 +253,23 @@ async def test_a_slow_watcher_hears_the_newest(registry: RegistryUnderTest) -> N
             hub.take_demand(stream, report)
         await eventually(lambda: ("r1", False, {"chat": 999}) in seen(watcher))
         assert len([counts for _, _, counts in seen(watcher) if counts]) == 1
+
+
+async def test_each_worker_of_a_router_counts_for_itself(registry: RegistryUnderTest, client: RegistryClient) -> None:
+    await client.put_deployment(spec("chat", scaling=SLO))
+    settings = (
+        "workers=2",
+        "listen.grpc=127.0.0.1:0",
+        "listen.http=127.0.0.1:0",
+        f"registries=[{registry.endpoint}]",
+    )
+    async with Watcher([registry.endpoint]) as watcher:
+        parent = await start(*settings)
+        try:
+            await eventually(
+                lambda: len({router for router, _, counts in seen(watcher) if "chat" in counts}) == 2, "", 30
+            )
+        finally:
+            parent.terminate()
+            await asyncio.wait_for(parent.wait(), 30)
+        await eventually(lambda: sum(gone for _, gone, _ in seen(watcher)) == 2)

@@ -108,6 +108,13 @@ def test_a_watcher_that_waits_hears_the_newest_once() -> None:
     assert not flow
 
 
+def test_a_router_that_has_nothing_new_lives() -> None:
+    flow = outflow("chat")
+    assert flow.demand(report("a", 1), 0.0)
+    (one,) = told(flow)
+    assert (one.router_id, list(one.demand), one.gone) == ("a", [], False)
+
+
 def test_what_a_router_counted_last_is_told_with_its_end() -> None:
     flow = outflow()
     flow.demand(report("a", 1, chat=1), 0.0)

@@ -53,7 +53,8 @@ class DispatchesSeen:
 
 @dataclass(frozen=True)
 class DemandSeen:
-    """Demand that one router sees, counted from `began_ns` on; what changed, by model, or with `gone` perhaps none.
+    """Demand that one router sees, counted from `began_ns` on: by model what changed, about once a second. None where
+    nothing did: what was told before is as fresh as this.
 
     Another `began_ns` means that the router's counters began anew. `gone`: no registry hears it now; it may come
     back and count on. A router that says nothing for 30 s has ended, whatever was said of it.

@@ -175,8 +175,8 @@ class Outflow:
         if not self.interest.demand:
             return False
         wanted = [each for each in report.demand if self._covers_any(each.deployments)]
-        if not wanted and not report.gone:
-            return False
+        if not wanted and report.demand:
+            return False  # of others; without any it is a sign of life
         waiting = self._demand.setdefault(report.router_id, Standing(report.router_id))
         waiting.take(report, wanted, now - report.age_ms / 1000)
         return True

@@ -186,7 +186,9 @@ class Checks:
         check.stream = asked.stream
         caller = router.tenants.caller(ask.headers, asked.priority)
         tracing.asked(check.span, check.request_id, asked)
-        await router.holding.wait(asked.model, caller, check.deadline)
+        if router.holding.needed(asked.model):
+            with tracing.waiting(check.span):
+                await router.holding.wait(asked.model, caller, check.deadline)
         with check.span.child("plan"):
             plan = await router.draft(asked, ask.headers.get("x-stoker-policy", ""), ask.body)
         tracing.planned(check.span, plan)

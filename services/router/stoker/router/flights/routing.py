@@ -97,15 +97,12 @@ class Router:
         pinned: str = "",
         told_late: bool = False,
         body: bytes = b"",
-        until: float | None = None,
     ) -> Plan:
         """Read a request as far as the decision needs. `told_late`: its first token will be heard of late, if at all.
 
-        `body` is given where the very same bytes may come again; `until` bounds the wait for a first replica.
+        `body` is given where the very same bytes may come again.
         Raises NotFound, Unavailable, InvalidRequest, and Exhausted where its tenant has used what it may.
         """
-        if not self.view.able(asked.model):
-            await self.holding.wait(asked.model, caller, until)
         plan = await self.draft(asked, policy, body)
         return self.charge(plan, caller, pinned=pinned, told_late=told_late)
 

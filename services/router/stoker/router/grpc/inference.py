@@ -254,6 +254,9 @@ class InferenceServer:
         metadata = _metadata(context)
         caller = self._router.tenants.caller(metadata, asked.priority)
         tracing.asked(account.span, request_id, asked)
+        if self._router.holding.needed(asked.model):
+            with tracing.waiting(account.span):
+                await self._router.holding.wait(asked.model, caller, None)
         with account.span.child("plan"):
             plan = await self._router.plan(asked, caller, policy=metadata.get("x-stoker-policy", ""))
         tracing.planned(account.span, plan)

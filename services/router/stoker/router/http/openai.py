@@ -130,14 +130,17 @@ class OpenAIServer:
             call.deadline = call.arrived + seconds_allowed(request.headers, self._limits.request_s)
             call.stream = asked.stream
             tracing.asked(call.span, call.request_id, asked)
+            caller = self._router.tenants.caller(request.headers, asked.priority)
+            if self._router.holding.needed(asked.model):
+                with tracing.waiting(call.span):
+                    await self._router.holding.wait(asked.model, caller, call.deadline)
             with call.span.child("plan"):
                 plan = await self._router.plan(
                     asked,
-                    self._router.tenants.caller(request.headers, asked.priority),
+                    caller,
                     policy=request.headers.get("x-stoker-policy", ""),
                     pinned=self._holder(asked.fields.get("previous_response_id")),
                     body=raw,
-                    until=call.deadline,
                 )
             tracing.planned(call.span, plan)
             answer = self._continuing.continuations.begin(asked, plan, asked.fields)

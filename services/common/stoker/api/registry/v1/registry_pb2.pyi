@@ -802,7 +802,7 @@ class RouterDemand(Message):
     """Time since it was counted when sent, ms."""
     @property
     def demand(self) -> RepeatedCompositeFieldContainer[Demand]:
-        """By model, what changed; all of them at least each 10 s. At most 256 models a message: the busiest."""
+        """By model, what changed, none where nothing did; all of them at least each 10 s. At most 256 a message."""
 
     def __init__(
         self,
