@@ -146,7 +146,11 @@ def _prepared(member: _Member, now: float) -> tuple[Need, Variant, list[Because]
     if member.fixed:
         count = member.deployment.replicas
         held = Room(count, count, Because(Reason.FIXED), Because(Reason.FIXED))
-        return _NO_NEED, Variant(member.name, count, held, price=policy.price, own=True), [Because(Reason.FIXED)]
+        return (
+            _NO_NEED,
+            Variant(member.name, count, held, price=policy.price, least=count, own=True),
+            [Because(Reason.FIXED)],
+        )
 
     need = kinds.need(policy, history, now)
     because = [Because(need.reason, {"need": need.replicas, **need.numbers})]
@@ -175,6 +179,7 @@ def _prepared(member: _Member, now: float) -> tuple[Need, Variant, list[Because]
         policy.price,
         ready,
         lost=_lost(member, start, now),
+        least=bounds.least,
         paused=policy.paused,
     )
     return need, variant, because

@@ -9,7 +9,7 @@ that a first one will carry.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stoker.scaler.core.limits import Room
@@ -39,10 +39,21 @@ class Variant:
     price: Price = field(default_factory=Price)
     ready: int = 0
     lost: int = 0
+    least: int = 0
     own: bool = False
     """It serves a demand of its own (a fixed count) and shares only the caps."""
     paused: bool = False
     """It stands as it is, whatever the caps say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A cap of the group, how much of it is taken, and what one replica of each deployment takes."""
+
+    reason: Reason
+    cap: float
+    taken: float
+    each: Mapping[str, float]
 
 
 @dataclass(slots=True)
@@ -57,11 +68,11 @@ def share(variants: Sequence[Variant], caps: Caps, *, keep: int, woken: float) -
     """The counts of a group. At least `keep` replicas stay of those there are; `woken`, where there is none and
     this many requests wait, starts one. Caps hold before all else, lower bounds included."""
     sharing = _Sharing(variants, caps)
+    sharing.cut()
     sharing.wake(woken)
     sharing.trim()
     if not sharing.grow():
         sharing.shrink(keep)
-    sharing.cut()
     return sharing.shares
 
 
@@ -77,10 +88,30 @@ class _Sharing:
         self._now = _assumed({v.name: v.need for v in self._sharing})
         self._lately = _assumed({v.name: v.settled for v in self._sharing})
 
+    def cut(self) -> None:
+        """Takes away what the caps do not allow: what is above lower bounds, dearest first; if that is not enough,
+        then lower bounds or not, what takes most of the cap first, fixed counts last."""
+        able = [variant for variant in self._variants if not variant.paused]
+        for bounded in (True, False):
+            while over := self._over():
+                left = [v for v in able if over.each[v.name] and self._count(v) > (v.least if bounded else 0)]
+                if not left:
+                    break
+                going = max(
+                    left, key=lambda v: (not v.own, self._dearness(v) if bounded else over.each[v.name], v.name)
+                )
+                self._take(going, over)
+
+    def _take(self, variant: Variant, over: _Use) -> None:
+        mine = self.shares[variant.name]
+        mine.because = [because for because in mine.because if because.reason is not over.reason]
+        mine.because.append(Because(over.reason, {"cap": over.cap, "taken": over.taken}))
+        mine.count -= 1
+
     def wake(self, waiting: float) -> None:
-        if waiting <= 0 or any(self.shares[v.name].count for v in self._sharing):
+        if waiting <= 0 or any(self._count(v) for v in self._sharing):
             return
-        able = [v for v in self._sharing if not v.paused and v.room.high and self._beyond(v, 1) is None]
+        able = [v for v in self._sharing if not v.paused and v.room.high and self._beyond(v) is None]
         if able:
             first = min(able, key=lambda v: (v.need is None, self._dearness(v), v.price.per_hour, v.name))
             self.shares[first.name].count += 1
@@ -115,12 +146,12 @@ class _Sharing:
 
     def _stop(self, variant: Variant) -> Because | None:
         """Why it gets not one more."""
-        count = self.shares[variant.name].count
+        count = self._count(variant)
         if count >= variant.room.high:
             return variant.room.above
         if count >= math.ceil(self._now[variant.name] - _EPS) + self._spare(variant, self._now):
             return Because(Reason.LOST, {"lost": variant.lost})
-        return self._beyond(variant, 1)
+        return self._beyond(variant)
 
     def trim(self) -> None:
         """Takes lost replicas away that nobody would ask for anew: they carry nothing, so that `shrink` is not for
@@ -148,7 +179,7 @@ class _Sharing:
         """The dearest that may go. While that is held by nothing but what was needed a while ago it is waited for:
         else the cheaper ones would go piece by piece before it."""
         for variant in order:
-            if self.shares[variant.name].count <= variant.room.low or self._total() <= keep:
+            if self._count(variant) <= variant.room.low or self._total() <= keep:
                 continue
             if self._without_one(variant, self._lately, variant.margin):
                 return variant
@@ -158,7 +189,7 @@ class _Sharing:
 
     def _held(self, variant: Variant, keep: int) -> Because | None:
         """Why it keeps a replica that the demand of this moment does not need; None where it needs all."""
-        count = self.shares[variant.name].count
+        count = self._count(variant)
         if not count or not self._without_one(variant, self._now, 0.0):
             return None
         if count <= variant.room.low:
@@ -175,20 +206,11 @@ class _Sharing:
         loss = 1.0 / need if need > 0.0 and not self._burdened(variant, needs) else 0.0
         return (self._carried(needs) - loss) * (1.0 - margin) >= 1.0 - _EPS
 
-    def cut(self) -> None:
-        """Takes away what the caps do not allow, lower bounds or not, dearest first."""
-        order = sorted(self._variants, key=lambda v: (v.own, -self._dearness(v), v.name))
-        for variant in order:
-            mine = self.shares[variant.name]
-            while mine.count and not variant.paused and (over := self._beyond(variant, 0)):
-                mine.count -= 1
-                mine.because = [*(each for each in mine.because if each.reason is not over.reason), over]
-
     def _tell_coming(self) -> None:
-        ready = {v.name: min(v.ready, self.shares[v.name].count) for v in self._sharing}
+        ready = {v.name: min(v.ready, self._count(v)) for v in self._sharing}
         if self._carried(self._now, ready) < 1.0 - _EPS:
             for variant in self._moving:
-                if starting := self.shares[variant.name].count - ready[variant.name]:
+                if starting := self._count(variant) - ready[variant.name]:
                     self.shares[variant.name].because.append(Because(Reason.COMING, {"starting": starting}))
 
     def _missing(self) -> float:
@@ -208,13 +230,13 @@ class _Sharing:
 
     def _carrying(self, variant: Variant, needs: Mapping[str, float]) -> int:
         """Its replicas that serve or will."""
-        count = self.shares[variant.name].count
+        count = self._count(variant)
         gone = max(0, variant.start - count)
         return max(0, count - max(self._spare(variant, needs), variant.lost - gone))
 
     def _burdened(self, variant: Variant, needs: Mapping[str, float]) -> bool:
         """Whether more of it is lost than is asked for in their stead: those carry nothing, and go first."""
-        gone = max(0, variant.start - self.shares[variant.name].count)
+        gone = max(0, variant.start - self._count(variant))
         return variant.lost - gone > self._spare(variant, needs)
 
     def _spare(self, variant: Variant, needs: Mapping[str, float]) -> int:
@@ -226,23 +248,32 @@ class _Sharing:
         return variant.price.per_hour * self._now.get(variant.name, 1.0)
 
     def _total(self) -> int:
-        return sum(self.shares[variant.name].count for variant in self._sharing)
+        return sum(self._count(variant) for variant in self._sharing)
 
-    def _beyond(self, variant: Variant, more: int) -> Because | None:
-        """Which cap the counts go beyond, with `more` replicas of it."""
-        if self._caps == Caps():
-            return None
-        counts = {v.name: self.shares[v.name].count for v in self._variants}
-        counts[variant.name] += more
-        for reason, cap, each in (
-            (Reason.CAP_COST, self._caps.per_hour, {v.name: v.price.per_hour for v in self._variants}),
-            (Reason.CAP_POWER, self._caps.power_w, {v.name: v.price.power_w for v in self._variants}),
-        ):
-            taken = sum(counts[name] * one for name, one in each.items())
-            if cap is not None and each[variant.name] and taken > cap * (1.0 + _EPS):
-                before = taken - more * each[variant.name]
-                return Because(reason, {"cap": cap, "taken": before, "each": each[variant.name]})
+    def _count(self, variant: Variant) -> int:
+        return self.shares[variant.name].count
+
+    def _beyond(self, variant: Variant) -> Because | None:
+        """Which cap does not allow one more of it."""
+        for use in self._uses():
+            if use.each[variant.name] and use.taken + use.each[variant.name] > use.cap * (1.0 + _EPS):
+                return Because(use.reason, {"cap": use.cap, "taken": use.taken, "each": use.each[variant.name]})
         return None
+
+    def _over(self) -> _Use | None:
+        """A cap that the counts go beyond."""
+        return next((use for use in self._uses() if use.taken > use.cap * (1.0 + _EPS)), None)
+
+    def _uses(self) -> Iterator[_Use]:
+        """Each cap and what is taken of it."""
+        caps, prices = self._caps, {v.name: v.price for v in self._variants}
+        if caps.per_hour is not None:
+            yield self._use(Reason.CAP_COST, caps.per_hour, {name: price.per_hour for name, price in prices.items()})
+        if caps.power_w is not None:
+            yield self._use(Reason.CAP_POWER, caps.power_w, {name: price.power_w for name, price in prices.items()})
+
+    def _use(self, reason: Reason, cap: float, each: Mapping[str, float]) -> _Use:
+        return _Use(reason, cap, sum(self.shares[name].count * one for name, one in each.items()), each)
 
 
 def _failing(variant: Variant) -> bool:
