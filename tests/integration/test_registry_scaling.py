@@ -237,6 +237,26 @@ async def test_malformed_demand_costs_itself_alone(registry: RegistryUnderTest) 
         call.cancel()
 
 
+async def test_the_end_of_an_older_stream_of_a_router_says_nothing(registry: RegistryUnderTest) -> None:
+    async with Watcher([registry.endpoint]) as watcher, rpc.channel(registry.endpoint) as channel:
+        await asyncio.wait_for(watcher.watch.synced.wait(), 10)
+        stub: Any = registry_pb2_grpc.RegistryServiceStub(channel)
+        calls = [stub.Announce() for _ in range(2)]
+        for sequence, call in enumerate(calls, 1):
+            demand = [registry_pb2.Demand(model="chat", deployments=["chat"], arrivals=sequence)]
+            report = registry_pb2.RouterDemand(began_ns=1, sequence=sequence, demand=demand)
+            await call.write(registry_pb2.AnnounceRequest(router_id="r1", demand=report))
+            await eventually(lambda: ("r1", False, {"chat": sequence}) in seen(watcher))  # noqa: B023
+        await calls[0].done_writing()
+        await asyncio.wait_for(calls[0], 5)
+        assert registry.registry is not None
+        (standing,) = registry.registry.hub.demand.all(0.0)
+        assert [each.arrivals for each in standing.demand] == [2]
+        await calls[1].done_writing()
+        await eventually(lambda: seen(watcher)[-1] == ("r1", True, {}))
+        assert len([gone for _, gone, _ in seen(watcher) if gone]) == 1
+
+
 async def test_a_slow_watcher_hears_the_newest(registry: RegistryUnderTest) -> None:
     async with Watcher([registry.endpoint]) as watcher, Router([registry.endpoint], "r1") as router:
         await asyncio.wait_for(watcher.watch.synced.wait(), 10)

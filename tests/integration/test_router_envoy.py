@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
+from stoker.api.common.v1 import common_pb2, scaling_pb2
+from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common import otel
 from stoker.router.envoy.flights import Flights
 from tests.integration.test_router_openai_http import DECISION, GREEDY, SLOW, Stack, stack
@@ -85,6 +87,27 @@ async def test_a_stream_is_counted_while_it_runs_and_its_first_token_is_told(tmp
             await eventually(lambda: all(each.token_seen for each in flights.now()), "the first token is told", 2.0)
             await asyncio.wait_for(got.read(), 60)
         await eventually(lambda: idle(running, flights), "released at its end", 1.0)
+
+
+async def test_a_request_for_a_model_at_zero_waits_behind_envoy_for_the_first_replica(tmp_path: Path) -> None:
+    async with carried(tmp_path) as (running, url, flights):
+        app = running.app
+        policy = scaling_pb2.ScalingPolicy(kind=scaling_pb2.SCALING_KIND_SLO)
+        policy.bounds.least = 0
+        deployment = records_pb2.Deployment(spec=common_pb2.DeploymentSpec(name="tiny", scaling=policy))
+        app.view.records(
+            registry_pb2.Records(deployments=[deployment]), registry_pb2.Removals(replicas=["tiny-0"]), now=0.0
+        )
+        body = {**GREEDY, "prompt": "Once upon a time", "max_tokens": 3, "stream": True}
+        asking = asyncio.create_task(running.http.post(f"{url}/v1/completions", json=body))
+        await eventually(lambda: len(app.router.holding) == 1, "it is held")
+        tell(app, *running.replicas())
+        async with await asyncio.wait_for(asking, 20) as got:
+            assert (got.status, got.headers["x-stoker-replica"]) == (200, "tiny-0")
+            await got.read()
+        await eventually(lambda: idle(running, flights), "released at its end", 1.0)
+        (demand,) = app.router.demand.report(True)
+        assert (demand.arrivals, demand.finished, demand.judged, demand.held) == (1, 1, 1, 0)
 
 
 async def test_a_client_that_goes_is_released_and_so_is_the_engine(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ _NEXT = {
     "CRASH_LOOP": "mend what its log says (`stoker logs REPLICA`), then `stoker deploy` again",
     "BAD_FILE": "correct the lines named and try again",
     "NOT_CONFIRMED": "answer y, or give --yes",
+    "SCALED_BY_POLICY": "change `scaling` in its file (`bounds`, or `kind: fixed`), then `stoker deploy` it",
     "NOT_LEADER": "try again in a few seconds; another process has just taken over",
 }
 _NEXT_BY_CODE = {
