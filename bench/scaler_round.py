@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -92,13 +93,18 @@ def history(rng: Random, replicas: int) -> History:
                 within_slo=0.97,
             )
         )
-    minutes = []
+    wanted = [Wanted(NOW - 2.0 * back, 0.9 * replicas) for back in range(SAMPLES, 0, -1)]
+    capacity = Capacity(15_000.0, 0.02, 0.0003, 700_000.0, 256)
+    return History(samples, days(replicas), wanted, capacity, Startup(90.0, 150.0), NOW - 600.0, WALL)
+
+
+@lru_cache
+def days(replicas: int) -> list[Minute]:
+    rng, rate, minutes = Random(2), PER_REPLICA * replicas, []
     for back in range(MINUTES, 0, -1):
         wave = rate * (1.0 + 0.5 * math.cos(2 * math.pi * back / 1_440)) * rng.uniform(0.95, 1.05) / 1.5
         minutes.append(Minute(WALL - 60.0 * back, wave, 4_000.0 * wave, 200.0 * wave, 0.5))
-    wanted = [Wanted(NOW - 2.0 * back, 0.9 * replicas) for back in range(SAMPLES, 0, -1)]
-    capacity = Capacity(15_000.0, 0.02, 0.0003, 700_000.0, 256)
-    return History(samples, minutes, wanted, capacity, Startup(90.0, 150.0), NOW - 600.0, WALL)
+    return minutes
 
 
 def milliseconds(measured: Case, rounds: int) -> float:
