@@ -10,7 +10,8 @@ from stoker.registry.client import FleetView
 from stoker.registry.core.records import Kind, Name, Record
 from stoker.scaler.core.decide import decide
 from stoker.scaler.core.values import Desired, Load, Reason, Standing
-from stoker.scaler.server import fleet_of, load_of, record_of
+from stoker.scaler.decision_messages import desired_record
+from stoker.scaler.observed import fleet_of, load_of
 
 
 def view_of(*records: tuple[Kind, str, Record]) -> FleetView:
@@ -39,9 +40,10 @@ def test_what_was_written_is_read_back_as_no_news() -> None:
         for name in ("chat-0", "chat-1")
     ]
     view = view_of((Kind.DEPLOYMENTS, "chat", deployment), *replicas)
-    (decided,) = decide(fleet_of(view, {}), 0.0).changed
+    decisions = decide(fleet_of(view, {}), 0.0)
+    (decided,), (decision,) = decisions.changed, decisions.made
     fence = common_pb2.Fence(role="scaler", revision=5)
-    record = record_of(decided, fence)
+    record = desired_record(decided, decision, fence, paused=False)
     assert record.fence == fence
     assert record.decided_at.seconds > 0
     view.delta([((Kind.DESIRED, "chat"), record)], (), 2)

@@ -52,7 +52,7 @@ async def serve(
     service_name: str,
     config: DecidingConfig,
     topics: Sequence[registry_pb2.Topic.ValueType],
-    round_of: Callable[[RegistryClient], R],
+    round_of: Callable[[RegistryClient, FleetWatch], R],
     add_servicer: Callable[[rpc.RpcServer, ControlLoop, R, FleetWatch], None],
     stop: asyncio.Event,
 ) -> None:
@@ -69,7 +69,7 @@ async def serve(
         ):
             server = rpc.RpcServer.bind(config.listen, [service_name], tls=secure)
             leadership = Leadership(client, role, candidate, config.loop.leader_ttl_s)
-            round_ = round_of(client)
+            round_ = round_of(client, watch)
             loop = ControlLoop(role, config.loop, watch, leadership, round_)
             add_servicer(server, loop, round_, watch)
             await server.start()

@@ -141,7 +141,7 @@ class PlannerRound:
 async def serve(config: PlannerConfig, stop: asyncio.Event) -> None:
     """Runs a planner until `stop`."""
 
-    def round_of(client: RegistryClient) -> PlannerRound:
+    def round_of(client: RegistryClient, _: FleetWatch) -> PlannerRound:
         return PlannerRound(client, config)
 
     def add_servicer(server: rpc.RpcServer, loop: ControlLoop, round_: PlannerRound, watch: FleetWatch) -> None:

@@ -25,5 +25,11 @@ class ScalerConfig:
     load_fresh_s: Annotated[
         float, Meta(description="age at which a load report no longer counts as known, seconds", gt=0)
     ] = 10.0
+    sample_s: Annotated[
+        float, Meta(description="time between two samples of a deployment's signals, seconds", ge=0.5, le=10)
+    ] = 2.0
+    history_s: Annotated[
+        float, Meta(description="least time between two writes of what is kept of a deployment, seconds", ge=10)
+    ] = 60.0
     tls: TlsConfig = field(default_factory=TlsConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)

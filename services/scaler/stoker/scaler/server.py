@@ -2,86 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
 
-from stoker.api.common.v1 import common_pb2
-from stoker.api.registry.v1 import records_pb2, registry_pb2
+from stoker.api.registry.v1 import records_pb2
 from stoker.api.scaler.v1 import scaler_pb2, scaler_pb2_grpc
-from stoker.common.errors import InvalidRequest, NotFound
-from stoker.registry.client import FleetView, RegistryClient
-from stoker.scaler.core.policy import Kind
-from stoker.scaler.core.values import Deployment, Desired, Fleet, Load, Reason, Replica, Standing
-from stoker.scaler.policy_messages import message_of, policy_from, policy_of
+from stoker.common.errors import InvalidRequest, NotFound, Unavailable
+from stoker.control.loop import ControlLoop
+from stoker.registry.client import FleetWatch, RegistryClient
+from stoker.registry.core import scaling, validation
+from stoker.registry.core.validation import Limits
+from stoker.scaler.core.policy import Policy
+from stoker.scaler.core.signals import Capacity, Minute, Sample, Startup
+from stoker.scaler.decision_messages import desired_record
+from stoker.scaler.persisted import timestamp
+from stoker.scaler.policy_messages import message_of, policy_from
+from stoker.scaler.rounds import ScalerRound
 
 ROLE = "scaler"
 SERVICE = "stoker.api.scaler.v1.ScalerService"
 
+_SAMPLES, _MOST_SAMPLES = 30, 1_000
+_MINUTES, _MOST_MINUTES = 60, 10_080
+_SAMPLE_FIELDS = tuple(
+    field.name for field in scaler_pb2.Sample.DESCRIPTOR.fields if field.name not in ("at", "ready", "starting")
+)
+
 Context = grpc.aio.ServicerContext[Any, Any]
-
-_STANDING = {
-    records_pb2.STATE_READY: Standing.READY,
-    records_pb2.STATE_UNHEALTHY: Standing.UNHEALTHY,
-    records_pb2.STATE_DRAINING: Standing.UNHEALTHY,
-    records_pb2.STATE_STARTING: Standing.STARTING,
-    records_pb2.STATE_BACKOFF: Standing.FAILING,
-    records_pb2.STATE_STOPPED: Standing.FAILING,
-}
-
-
-def fleet_of(view: FleetView, loads: Mapping[str, Load]) -> Fleet:
-    """The registry's records as the core sees them."""
-    return Fleet(
-        deployments=[Deployment(d.spec.name, d.generation, d.spec.replicas) for d in view.deployments.values()],
-        replicas=[
-            Replica(
-                replica.replica_id,
-                replica.deployment,
-                _STANDING.get(replica.state, Standing.PENDING),
-                leaving=replica.wanted in (records_pb2.WANTED_DRAIN, records_pb2.WANTED_RETIRE),
-            )
-            for replica in view.replicas.values()
-        ],
-        desired=[
-            Desired(record.deployment, record.generation, record.replicas, tuple(record.victims), record.reason)
-            for record in view.desired.values()
-        ],
-        loads=loads,
-    )
-
-
-def load_of(report: registry_pb2.ReplicaLoad, now: float) -> Load:
-    """A load report that arrived at `now` (monotonic seconds); what it leaves unset stays unknown."""
-    return Load(
-        seen_at=now - report.age_ms / 1000,
-        running=report.running if report.HasField("running") else None,
-        waiting=report.waiting if report.HasField("waiting") else None,
-        queued_prefill_tokens=report.queued_prefill_tokens if report.HasField("queued_prefill_tokens") else None,
-    )
-
-
-def record_of(desired: Desired, fence: common_pb2.Fence) -> records_pb2.Desired:
-    """A decision as the record to write, decided now."""
-    record = records_pb2.Desired(
-        deployment=desired.deployment,
-        generation=desired.generation,
-        replicas=desired.replicas,
-        victims=desired.victims,
-        reason=str(desired.reason),
-        fence=fence,
-    )
-    record.decided_at.GetCurrentTime()
-    return record
 
 
 class ScalerServicer(scaler_pb2_grpc.ScalerServiceServicer):
-    """Tells whether this process leads, and what was decided last; passes operators' wishes on to the registry."""
+    """Tells what was decided and why, and what would be; passes operators' wishes on to the registry.
 
-    def __init__(self, leading: Callable[[], bool], view: FleetView, client: RegistryClient) -> None:
-        self._leading = leading
-        self._view = view
+    A standby answers as the leader does: it hears the same signals.
+    """
+
+    def __init__(self, loop: ControlLoop, watch: FleetWatch, round_: ScalerRound, client: RegistryClient) -> None:
+        self._loop = loop
+        self._watch = watch
+        self._view = watch.view
+        self._round = round_
         self._client = client
 
     async def GetScalerStatus(  # noqa: N802
@@ -89,7 +52,7 @@ class ScalerServicer(scaler_pb2_grpc.ScalerServiceServicer):
     ) -> scaler_pb2.GetScalerStatusResponse:
         """The status; `decisions` are the persisted ones, whoever decided them."""
         return scaler_pb2.GetScalerStatusResponse(
-            leading=self._leading(),
+            leading=self._loop.leading,
             leader=self._view.leaders.get(ROLE),
             decisions=[record for _, record in sorted(self._view.desired.items())],
         )
@@ -97,27 +60,44 @@ class ScalerServicer(scaler_pb2_grpc.ScalerServiceServicer):
     async def WhyDeployment(  # noqa: N802
         self, request: scaler_pb2.WhyDeploymentRequest, context: Context
     ) -> scaler_pb2.WhyDeploymentResponse:
-        """What stands."""
-        deployment = self._deployment(request.deployment)
+        """All that is known of one deployment's count."""
+        validation.require(validation.name("deployment", request.deployment))
+        samples = _bounded("samples", request.samples or _SAMPLES, _MOST_SAMPLES)
+        minutes = _bounded("minutes", request.minutes or _MINUTES, _MOST_MINUTES)
+        name, deployment = request.deployment, self._deployment(request.deployment)
+        held = self._doubt()
+        now = None if held else await self._decision(name, None)
+        watching, clock = self._round.watching, asyncio.get_running_loop().time()
+        watching.catch_up(clock)
+        memory, policy, offset = watching.memories[name], watching.policies[name], watching.wall(clock) - clock
         return scaler_pb2.WhyDeploymentResponse(
-            standing=self._view.desired.get(request.deployment),
-            policy=message_of(policy_of(deployment.spec)),
+            standing=self._view.desired.get(name),
+            now=now,
+            held=held,
+            policy=message_of(policy),
             pause=deployment.pause if deployment.HasField("pause") else None,
+            measured=measured_message(memory.measured.capacity, watching.starts.startup(name)),
+            samples=[sample_message(sample, offset) for sample in list(memory.samples)[-samples:]],
+            minutes=[minute_message(minute) for minute in memory.minutes.kept[-minutes:]],
+            group=self._group(name, policy),
         )
 
     async def DryRun(  # noqa: N802
         self, request: scaler_pb2.DryRunRequest, context: Context
     ) -> scaler_pb2.DryRunResponse:
         """What a policy would decide."""
-        deployment = self._deployment(request.deployment)
-        policy = policy_from(request.policy if request.HasField("policy") else deployment.spec.scaling)
-        if policy.kind is not Kind.FIXED:
-            raise InvalidRequest.field("policy.kind", f"{policy.kind} is not offered here; use fixed")
-        decision = records_pb2.Desired(
-            deployment=request.deployment, replicas=deployment.spec.replicas, reason=str(Reason.FIXED)
+        validation.require(validation.name("deployment", request.deployment))
+        name, deployment = request.deployment, self._deployment(request.deployment)
+        tried = request.policy if request.HasField("policy") else deployment.spec.scaling
+        validation.require(scaling.policy("policy", tried, Limits()))
+        if held := self._doubt():
+            raise Unavailable(f"nothing can be decided now: {held}", reason="HOLDING", retry_after_s=2.0)
+        policy = policy_from(tried, paused=deployment.HasField("pause"))
+        return scaler_pb2.DryRunResponse(
+            decision=await self._decision(name, policy),
+            standing=self._view.desired.get(name),
+            policy=message_of(policy),
         )
-        standing = self._view.desired.get(request.deployment)
-        return scaler_pb2.DryRunResponse(decision=decision, standing=standing, policy=message_of(policy))
 
     async def SetPolicy(  # noqa: N802
         self, request: scaler_pb2.SetPolicyRequest, context: Context
@@ -145,7 +125,72 @@ class ScalerServicer(scaler_pb2_grpc.ScalerServiceServicer):
         return scaler_pb2.ResumeResponse(deployment=written)
 
     def _deployment(self, name: str) -> records_pb2.Deployment:
-        deployment = self._view.deployments.get(name)
-        if deployment is None:
+        if not self._watch.synced.is_set():
+            raise Unavailable(
+                "this scaler has not heard from any registry yet", reason="NOT_READY", retry_after_s=1.0
+            )
+        found = self._view.deployments.get(name)
+        if found is None:
             raise NotFound(f"deployment {name!r} does not exist; `stoker status` lists the deployments")
-        return deployment
+        return found
+
+    def _doubt(self) -> str:
+        """Why nothing can be decided on what is known here; empty where something can."""
+        if self._loop.holding:
+            return self._loop.holding
+        return (
+            "no registry vouches for the view: etcd or all registries are out of reach" if self._watch.stale else ""
+        )
+
+    async def _decision(self, name: str, policy: Policy | None) -> records_pb2.Desired:
+        now = asyncio.get_running_loop().time()
+        decisions = await self._round.decided(now, None if policy is None else {name: policy})
+        paused = policy.paused if policy is not None else self._round.watching.policies[name].paused
+        for decision, desired in zip(decisions.made, decisions.desired, strict=True):
+            if decision.deployment == name:
+                return desired_record(desired, decision, None, paused=paused)
+        raise NotFound(f"deployment {name!r} was deleted meanwhile")
+
+    def _group(self, name: str, policy: Policy) -> list[str]:
+        policies = self._round.watching.policies
+        return sorted(n for n, p in policies.items() if policy.group and p.group == policy.group) or [name]
+
+
+def sample_message(sample: Sample, offset: float) -> scaler_pb2.Sample:
+    """A sample; `offset` is the wall clock's second at monotonic zero."""
+    message = scaler_pb2.Sample(
+        at=timestamp(sample.at + offset), ready=round(sample.ready), starting=round(sample.starting)
+    )
+    _fill(message, sample, _SAMPLE_FIELDS)
+    return message
+
+
+def minute_message(minute: Minute) -> scaler_pb2.Minute:
+    """A minute."""
+    return scaler_pb2.Minute(
+        at=timestamp(minute.at),
+        arrivals_per_s=minute.arrivals_per_s,
+        prefill_tokens_per_s=minute.prefill_tokens_per_s,
+        decode_tokens_per_s=minute.decode_tokens_per_s,
+        hit_rate=minute.hit_rate,
+    )
+
+
+def measured_message(capacity: Capacity, startup: Startup) -> scaler_pb2.Measured:
+    """What was measured so far."""
+    message = scaler_pb2.Measured(startup_p50_s=startup.p50_s, startup_p95_s=startup.p95_s)
+    _fill(message, capacity, ("prefill_tokens_per_s", "step_s", "sequence_s", "kv_tokens", "max_seqs"))
+    return message
+
+
+def _fill(message: Any, values: Any, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(values, name)
+        if value is not None:
+            setattr(message, name, value)
+
+
+def _bounded(field: str, value: int, most: int) -> int:
+    if value > most:
+        raise InvalidRequest.field(field, f"{value} is too many; at most {most}")
+    return value

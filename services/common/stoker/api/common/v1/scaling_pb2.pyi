@@ -367,7 +367,7 @@ class ScalingBounds(Message):
     most: int
     """Replicas at most; 1,000, or `least` where that is more. 0 turns the deployment off."""
     idle_s: float
-    """Time without demand after which the last replica goes, seconds; 600."""
+    """Time without demand after which the last replica goes, seconds, at most a day; 600."""
     def __init__(
         self,
         *,

@@ -381,8 +381,11 @@ class ScalingWanted(Message):
 
     AT_FIELD_NUMBER: int
     REPLICAS_FIELD_NUMBER: int
+    CORRECTION_FIELD_NUMBER: int
     replicas: float
     """How many; a fraction before rounding up."""
+    correction: float
+    """Factor on its need that the policy had learnt by then, where its model was wrong; unset: none."""
     @property
     def at(self) -> Timestamp:
         """When."""
@@ -392,9 +395,11 @@ class ScalingWanted(Message):
         *,
         at: Timestamp | None = ...,
         replicas: float = ...,
+        correction: float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["at", b"at"]) -> bool: ...
-    def ClearField(self, field_name: Literal["at", b"at", "replicas", b"replicas"]) -> None: ...
+    def HasField(self, field_name: Literal["_correction", b"_correction", "at", b"at", "correction", b"correction"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_correction", b"_correction", "at", b"at", "correction", b"correction", "replicas", b"replicas"]) -> None: ...
+    def WhichOneof(self, oneof_group: Literal["_correction", b"_correction"]) -> Literal["correction"] | None: ...
 
 @final
 class ScalingStartup(Message):

@@ -1,0 +1,107 @@
+"""What a scaler keeps in etcd for the one after it. Only here is time that of the wall clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from stoker.api.registry.v1 import records_pb2
+from stoker.scaler.core.memory import Memory
+from stoker.scaler.core.minutes import MINUTE_S
+from stoker.scaler.core.signals import Minute, Wanted
+from stoker.scaler.core.starts import Start
+
+MOST_MINUTES = 7_200
+"""Five days: 56 KiB of the 64 that one record may have."""
+_MOST_WANTED = 128
+_NANOS = 1_000_000_000
+
+
+def record_of(
+    deployment: str, memory: Memory, starts: Sequence[Start], now: float, wall: float
+) -> records_pb2.ScalingHistory:
+    """What is kept of a deployment at `now`, at which the wall clock says `wall`."""
+    first, packed = packed_minutes(memory.minutes.kept[-MOST_MINUTES:])
+    return records_pb2.ScalingHistory(
+        deployment=deployment,
+        first_minute=first,
+        minutes=packed,
+        wanted=[
+            records_pb2.ScalingWanted(
+                at=timestamp(wall - now + each.at), replicas=each.replicas, correction=each.correction
+            )
+            for each in _highest(memory.wanted, _MOST_WANTED)
+        ],
+        changed_at=timestamp(wall - now + memory.changed_at) if memory.changed_at is not None else None,
+        startups=[records_pb2.ScalingStartup(seconds=each.seconds, first_start=each.first) for each in starts],
+        written_at=timestamp(wall),
+    )
+
+
+def restore(record: records_pb2.ScalingHistory, memory: Memory, now: float, wall: float) -> tuple[Start, ...]:
+    """Take what an earlier scaler kept into a memory; returns the starts it kept.
+
+    A clock of theirs that was ahead of ours makes nothing lie in the future.
+    """
+    wanted = [
+        Wanted(
+            min(now, now - wall + seconds(each.at)),
+            each.replicas,
+            each.correction if each.HasField("correction") else 1.0,
+        )
+        for each in record.wanted
+    ]
+    changed_at = min(now, now - wall + seconds(record.changed_at)) if record.HasField("changed_at") else None
+    memory.restore(wanted, changed_at)
+    memory.minutes.restore(m for m in unpacked_minutes(record.first_minute, record.minutes) if m.at < wall)
+    return tuple(
+        Start(each.seconds, each.first_start if each.HasField("first_start") else None) for each in record.startups
+    )
+
+
+def packed_minutes(minutes: Sequence[Minute]) -> tuple[int, bytes]:
+    """(number of the first minute, 8 bytes for each one from there on): four bfloat16, NaN where a minute is missing.
+
+    At most `MOST_MINUTES` from the last one backwards.
+    """
+    if not minutes:
+        return 0, b""
+    numbers = np.array([round(minute.at / MINUTE_S) for minute in minutes])
+    first = max(int(numbers[0]), int(numbers[-1]) - MOST_MINUTES + 1)
+    values = np.full((int(numbers[-1]) - first + 1, 4), np.nan, dtype="<f4")
+    figures = [(m.arrivals_per_s, m.prefill_tokens_per_s, m.decode_tokens_per_s, m.hit_rate) for m in minutes]
+    inside = numbers >= first
+    values[numbers[inside] - first] = np.array(figures, dtype="<f4")[inside]
+    # To the nearest, so that a sum over days is not too small.
+    upper = ((values.view("<u4") + np.uint32(0x8000)) >> np.uint32(16)).astype("<u2")
+    upper[np.isnan(values)] = 0x7FC0
+    return first, upper.tobytes()
+
+
+def unpacked_minutes(first: int, packed: bytes) -> list[Minute]:
+    """The minutes that are known; what is no whole number of them, or absurd, is left out."""
+    upper = np.frombuffer(packed[: len(packed) // 8 * 8], dtype="<u2").reshape(-1, 4)
+    values = (upper.astype("<u4") << np.uint32(16)).view("<f4")
+    known = np.isfinite(values).all(axis=1) & (values >= 0.0).all(axis=1)
+    return [Minute((first + int(place)) * MINUTE_S, *map(float, values[place])) for place in np.flatnonzero(known)]
+
+
+def timestamp(wall: float) -> Timestamp:
+    """Wall-clock seconds as a timestamp."""
+    whole = Timestamp()
+    whole.FromNanoseconds(round(wall * _NANOS))
+    return whole
+
+
+def seconds(at: Timestamp) -> float:
+    """A timestamp as wall-clock seconds."""
+    return at.seconds + at.nanos / _NANOS
+
+
+def _highest(wanted: Iterable[Wanted], most: int) -> list[Wanted]:
+    """At most so many, the highest of each stretch: what settles a count is the highest."""
+    every = list(wanted)
+    width = -(-len(every) // most) or 1
+    return [max(every[at : at + width], key=lambda each: each.replicas) for at in range(0, len(every), width)]

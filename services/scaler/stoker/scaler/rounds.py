@@ -1,0 +1,168 @@
+"""Rounds of scaling: what was heard goes into the core, and what it decides is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from stoker.api.common.v1 import common_pb2
+from stoker.api.registry.v1 import records_pb2
+from stoker.common.errors import Code, StokerError
+from stoker.control.loop import pieces
+from stoker.registry.client import FleetEvent, FleetView, RegistryClient
+from stoker.registry.core.scaling import MAX_CALL_BYTES
+from stoker.scaler import metrics
+from stoker.scaler.config import ScalerConfig
+from stoker.scaler.core.decide import decide
+from stoker.scaler.core.policy import Kind, Policy
+from stoker.scaler.core.values import Decision, Decisions, Desired
+from stoker.scaler.decision_messages import desired_record
+from stoker.scaler.persisted import record_of
+from stoker.scaler.watching import Watching
+
+log = structlog.get_logger(__name__)
+
+_BYTES_PER_S = 256.0
+"""Of history, of one deployment: etcd keeps every version until it compacts."""
+_CALL_BYTES = MAX_CALL_BYTES * 9 // 10
+_MOST_RECORDS = 100
+
+
+class ScalerRound:
+    """Decides with every sample; writes as the leader.
+
+    A standby decides too, for itself: so it knows what was wanted lately, and goes on without a gap.
+    """
+
+    def __init__(self, client: RegistryClient, view: FleetView, watching: Watching, config: ScalerConfig) -> None:
+        self.client = client
+        self._view = view
+        self._config = config
+        self._shown = metrics.ReplicasShown()
+        self._due_at: dict[str, float] = {}
+        self._ran_at = float("-inf")
+        self._thinking: asyncio.Task[None] | None = None
+        self.watching = watching
+
+    def hear(self, event: FleetEvent, now: float) -> None:
+        """Take note; without rounds of a leader, decide for oneself with each sample."""
+        if not self.watching.hear(event, now) or now - self._ran_at < 2 * self._config.loop.tick_s:
+            return
+        if self._thinking is None or self._thinking.done():
+            self._thinking = asyncio.create_task(self._think(now), name="scaler: decide along")
+
+    def begin(self) -> None:
+        """What was heard is as good for a leader; what others kept is written anew."""
+        self._due_at.clear()
+
+    async def run(self, view: FleetView, fence: common_pb2.Fence, now: float) -> int | None:
+        """Decides all deployments and writes what changed, then what is to be remembered."""
+        self._ran_at = now
+        decisions = await self.decided(now)
+        self._remember(decisions, now)
+        metrics.held(decisions.made)
+        revision = await self._write(decisions, fence)
+        for desired in decisions.changed:
+            if (memory := self.watching.memories.get(desired.deployment)) is not None:
+                memory.counted(desired.replicas, now)
+        kept = await self._keep(decisions, fence, now)
+        return revision if kept is None else kept
+
+    async def decided(self, now: float, policies: Mapping[str, Policy] | None = None) -> Decisions:
+        """What would be decided now, `policies` in place of those there are. In a thread: a large fleet's round must
+        not keep this process from renewing its leadership."""
+        self.watching.catch_up(now)
+        return await asyncio.to_thread(
+            decide,
+            self.watching.fleet(),
+            now,
+            policies={**self.watching.policies, **(policies or {})},
+            histories=self.watching.histories(now),
+            load_fresh_s=self._config.load_fresh_s,
+        )
+
+    async def _think(self, now: float) -> None:
+        try:
+            self._remember(await self.decided(now), now)
+        except Exception:  # one that cannot be decided must not end the hearing
+            log.exception("scaler.not_decided")
+
+    def _remember(self, decisions: Decisions, now: float) -> None:
+        memories = self.watching.memories
+        for decision in decisions.made:
+            if decision.wanted is not None and decision.deployment in memories:
+                memories[decision.deployment].want(decision.wanted)
+        ready = {name: memory.samples[-1].ready for name, memory in memories.items() if memory.samples}
+        self._shown.show(decisions.made, ready)
+
+    async def _write(self, decisions: Decisions, fence: common_pb2.Fence) -> int | None:
+        made = {decision.deployment: decision for decision in decisions.made}
+        revision = None
+        for removed in pieces(decisions.removed):
+            log.info("scaler.removed", deployments=removed)
+            revision = await self.client.set_desired(fence, [], removed)
+        for changed in pieces(decisions.changed):
+            for desired in changed:
+                _tell(desired, made[desired.deployment])
+            records = [self._record(desired, made[desired.deployment], fence) for desired in changed]
+            revision = await self.client.set_desired(fence, records)
+            for desired in changed:
+                metrics.CHANGES.labels(str(desired.reason)).inc()
+        return revision
+
+    def _record(self, desired: Desired, decision: Decision, fence: common_pb2.Fence) -> records_pb2.Desired:
+        return desired_record(desired, decision, fence, paused=self.watching.policies[desired.deployment].paused)
+
+    async def _keep(self, decisions: Decisions, fence: common_pb2.Fence, now: float) -> int | None:
+        """Write what the next scaler must know: at once where a count has changed, each minute otherwise."""
+        changed = {decision.deployment for decision in decisions.made if decision.before != decision.replicas}
+        records: list[records_pb2.ScalingHistory] = []
+        size, wall = 0, self.watching.wall(now)
+        due = sorted((at, name) for name, at in self._due(changed, now).items())
+        for _, name in due:
+            memory = self.watching.memories[name]
+            record = record_of(name, memory, self.watching.starts.kept(name), now, wall)
+            size += record.ByteSize()
+            if size > _CALL_BYTES or len(records) == _MOST_RECORDS:
+                break
+            records.append(record)
+        gone = [name for name in self._view.scaling if name not in self._view.deployments][
+            : _MOST_RECORDS - len(records)
+        ]
+        if not records and not gone:
+            return None
+        try:
+            revision = await self.client.set_scaling_history(fence, records, gone)
+        except StokerError as error:
+            if error.code is not Code.INVALID_ARGUMENT:
+                raise
+            log.error(
+                "scaler.history_refused", deployments=[each.deployment for each in records], error=error.message
+            )
+            revision = None
+        for record in records:
+            pause_s = max(self._config.history_s, record.ByteSize() / _BYTES_PER_S)
+            self._due_at[record.deployment] = now + pause_s
+        for name in self._due_at.keys() - self.watching.memories.keys():
+            del self._due_at[name]
+        return revision
+
+    def _due(self, changed: set[str], now: float) -> dict[str, float]:
+        """Deployments whose history is to be written, by when it was due."""
+        scaled = [name for name, policy in self.watching.policies.items() if policy.kind is not Kind.FIXED]
+        times = {name: float("-inf") if name in changed else self._due_at.get(name, 0.0) for name in scaled}
+        return {name: at for name, at in times.items() if at <= now}
+
+
+def _tell(desired: Desired, decision: Decision) -> None:
+    log.info(
+        "scaler.decided",
+        deployment=desired.deployment,
+        before=decision.before,
+        replicas=desired.replicas,
+        victims=desired.victims,
+        reason=str(desired.reason),
+        because=[str(because.reason) for because in decision.because],
+    )

@@ -1,0 +1,151 @@
+"""What a scaler hears, leading or not, and remembers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from stoker.api.registry.v1 import records_pb2
+from stoker.registry.client import DemandSeen, FleetEvent, FleetView, LoadChanged, RecordsChanged
+from stoker.scaler.core.memory import Memory
+from stoker.scaler.core.observing import Observer
+from stoker.scaler.core.policy import Kind, Policy
+from stoker.scaler.core.signals import History
+from stoker.scaler.core.starts import Starts
+from stoker.scaler.core.steady_clock import SteadyClock
+from stoker.scaler.core.values import Fleet, Load, Standing
+from stoker.scaler.observed import asked_of, fleet_of, load_of, report_of, standing_of, start_of
+from stoker.scaler.persisted import restore, seconds
+from stoker.scaler.policy_messages import policy_of
+
+log = structlog.get_logger(__name__)
+
+_HOLD = Policy(Kind.CONCURRENCY, paused=True)
+"""For a policy that cannot be read: whatever it means, the count stands."""
+
+
+class Watching:
+    """Signals and records as they come, drawn into one sample a deployment each `sample_s` seconds.
+
+    Samples are made while events come: a registry gives a sign of life each second. Where none comes there is no
+    sample either, and what is known grows old. All times are those of the event loop; `wall` is asked for what is
+    persisted, schedules and seasons alone.
+    """
+
+    def __init__(self, view: FleetView, sample_s: float, wall: Callable[[], float] = time.time) -> None:
+        self._view = view
+        self._sample_s = sample_s
+        self._wall = wall
+        self._clock = SteadyClock()
+        self._observer = Observer()
+        self._sampled_at = float("-inf")
+        self._loads: dict[str, Load] = {}
+        self.starts = Starts()
+        self.memories: dict[str, Memory] = {}
+        self.policies: dict[str, Policy] = {}
+        self._read: dict[str, tuple[int, bool]] = {}
+
+    def hear(self, event: FleetEvent, now: float) -> bool:
+        """Take note of an event; returns whether samples were made."""
+        match event:
+            case LoadChanged(loads):
+                for load in loads:
+                    if load.replica_id in self._view.replicas:
+                        self._loads[load.replica_id] = load_of(load, now)
+                        self._observer.load(load.replica_id, report_of(load), now - load.age_ms / 1000)
+            case DemandSeen() if event.gone:
+                self._observer.gone(event.router_id, now)
+            case DemandSeen():
+                asked = [asked_of(demand) for demand in event.demand]
+                self._observer.demand(event.router_id, event.began_ns, asked, now - event.age_s)
+            case RecordsChanged():
+                self._records(event, now)
+        if now - self._sampled_at < self._sample_s:
+            return False
+        self._sampled_at = now
+        self._sample(now)
+        return True
+
+    def wall(self, now: float) -> float:
+        """The wall-clock second at `now`, without the clock's jumps."""
+        return self._clock.at(now, self._wall())
+
+    def fleet(self) -> Fleet:
+        """The records, with the last load of each replica, and since when it stands as it does."""
+        since = {replica: self.starts.since(replica) for replica in self._view.replicas}
+        return fleet_of(self._view, dict(self._loads), since)
+
+    def histories(self, now: float) -> Mapping[str, History]:
+        """What is known of each deployment."""
+        wall = self.wall(now)
+        return {name: memory.history(self.starts.startup(name), wall) for name, memory in self.memories.items()}
+
+    def catch_up(self, now: float) -> None:
+        """Take the deployments and counts of the view, which is ahead of the events: a deployment that is decided on
+        without its policy, or without what was persisted of it, would fall to the count of its specification."""
+        deployments = self._view.deployments
+        for gone in self.memories.keys() - deployments.keys():
+            del self.memories[gone], self.policies[gone], self._read[gone]
+        self.starts.keep(deployments)
+        wall = self.wall(now)
+        for name, deployment in deployments.items():
+            memory = self.memories.get(name)
+            if memory is None:
+                memory = self.memories[name] = self._recalled(name, now, wall)
+            marks = (deployment.generation, deployment.HasField("pause"))
+            if self._read.get(name) != marks:
+                self._read[name] = marks
+                self._deployment(deployment)
+            desired = self._view.desired.get(name)
+            if desired is not None and desired.replicas != memory.count:
+                decided_at = now - max(0.0, wall - seconds(desired.decided_at))
+                memory.counted(desired.replicas, decided_at if memory.count is None else now)
+
+    def _recalled(self, name: str, now: float, wall: float) -> Memory:
+        memory = Memory()
+        kept = self._view.scaling.get(name)
+        if kept is not None:
+            self.starts.restore(name, restore(kept, memory, now, wall))
+        return memory
+
+    def _deployment(self, deployment: records_pb2.Deployment) -> None:
+        name = deployment.spec.name
+        self.starts.serves(name, deployment.spec.model)
+        try:
+            self.policies[name] = policy_of(deployment.spec, paused=deployment.HasField("pause"))
+        except ValueError as error:
+            log.error("scaler.policy_unreadable", deployment=name, error=str(error))
+            self.policies[name] = _HOLD
+
+    def _records(self, event: RecordsChanged, now: float) -> None:
+        for replica in event.upserts.replicas:
+            self._replica(replica, now)
+        for gone in event.removals.replicas:
+            self._loads.pop(gone, None)
+            self._observer.forget(gone)
+            self.starts.forget(gone)
+
+    def _replica(self, replica: records_pb2.Replica, now: float) -> None:
+        life, start = start_of(replica)
+        self.starts.stands(replica.replica_id, replica.deployment, standing_of(replica), life, start, now)
+
+    def _sample(self, now: float) -> None:
+        self.catch_up(now)
+        fleet, wall = self.fleet(), self.wall(now)
+        engines: dict[str, list[records_pb2.EngineInfo]] = {}
+        for replica in fleet.replicas:
+            if replica.standing is Standing.READY:
+                engines.setdefault(replica.deployment, []).append(self._view.replicas[replica.id].engine)
+        for name, seen in self._observer.samples(self.memories, fleet.replicas, now).items():
+            memory = self.memories[name]
+            known = engines.get(name, [])
+            memory.measured.engines(
+                (float(engine.block_size * engine.total_blocks) for engine in known),
+                (engine.max_num_seqs for engine in known),
+            )
+            memory.measured.prefill(seen.prefill_rates)
+            for growth in seen.grown:
+                memory.measured.decoding(growth)
+            memory.add(seen.sample, self.policies[name], wall)
