@@ -117,10 +117,19 @@ def _event(engine: Engine, what: str, tier: str, path: tuple[int, ...], run: int
 
 
 def _heir(digest: CacheDigest) -> CacheDigest:
-    heir = CacheDigest("m")
+    heir = CacheDigest("m", prompt_bytes=1 << 20)
     heir.begin(digest.epoch, sequence=digest.version + 100)
     assert heir.restore(digest.export())
     return heir
+
+
+def check_prompts(digest: CacheDigest, engine: Engine) -> None:
+    """What is rebuilt is what was computed, and nothing is kept that no tier holds."""
+    held = {block_keys(path, SIZE, root_key("m"))[-1]: path for (_, path), n in engine.copies.items() if n}
+    rebuilt = {key: prompt for key in held if (prompt := digest.prompts.prompt(key)) is not None}
+    assert all(tuple(prompt.tokens) == held[key] for key, prompt in rebuilt.items())
+    assert len(digest.prompts) <= len(held)
+    assert bool(digest.prompts.bytes) == bool(len(digest.prompts))
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -128,7 +137,7 @@ def _heir(digest: CacheDigest) -> CacheDigest:
 def test_readers_know_exactly_what_the_engine_holds(
     steps: list[tuple[str, str, tuple[int, list[int]], int]], limit: int
 ) -> None:
-    engine, digest, reader = Engine(0), CacheDigest("m"), Reader()
+    engine, digest, reader = Engine(0), CacheDigest("m", prompt_bytes=1 << 20), Reader()
     digest.begin(1, sequence=7)
     for what, tier, (blocks, shape), run in steps:
         path = tuple(token for branch in shape for token in [branch] * SIZE)
@@ -145,6 +154,7 @@ def test_readers_know_exactly_what_the_engine_holds(
                 reader.take(piece)
         for each in ("GPU", "CPU"):
             assert digest.held(each) == engine.keys(each), what
+        check_prompts(digest, engine)
     reader.hear(digest, limit)
     for each in ("GPU", "CPU"):
         assert reader.keys.get(each, set()) == engine.keys(each)

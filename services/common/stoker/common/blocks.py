@@ -94,6 +94,15 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
+def unpack_tokens(packed: bytes) -> array[int]:
+    """Return the token ids that were packed as little-endian u32."""
+    tokens = array(_U32)
+    tokens.frombytes(packed)
+    if _BIG_ENDIAN:
+        tokens.byteswap()
+    return tokens
+
+
 def pack_keys(keys: Iterable[int]) -> bytes:
     """Return keys as little-endian u64, 8 bytes each: the form in which digests travel."""
     packed = array("Q", keys)

@@ -19,6 +19,7 @@ from stoker.api.inference.v1 import inference_pb2_grpc
 from stoker.api.node.v1 import node_pb2_grpc
 from stoker.common import metrics, otel, service, ticket_keys, tls
 from stoker.common.rpc import RpcServer
+from stoker.common.ticket_keys import KeyFile
 from stoker.common.tls import Tls
 from stoker.node_agent import gpus
 from stoker.node_agent.config import AgentConfig
@@ -61,7 +62,7 @@ async def serve(config: AgentConfig, stop: asyncio.Event) -> None:
                 aiohttp.ClientSession(connector=connector) as session,
             ):
                 server = RpcServer.bind(config.listen, _SERVICES, tls=secure)
-                await _serve(config, stop, state, server, session, secure, Gate(config.tickets, keys))
+                await _serve(config, stop, state, server, session, secure, keys)
     finally:
         state.close()
 
@@ -73,7 +74,7 @@ async def _serve(
     server: RpcServer,
     session: aiohttp.ClientSession,
     secure: Tls | None,
-    gate: Gate,
+    keys: KeyFile,
 ) -> None:
     node = describe(config, server.port, _incarnation(state))
     rng = Random()  # noqa: S311 - jitter and ports
@@ -90,10 +91,12 @@ async def _serve(
             reports=registry or Unheard(),
             relayed=in_flight,
             rng=rng,
+            tls=secure,
+            keys=keys,
         )
     )
     relay = Relay(in_flight, config.relay)
-    inference = InferenceServer(supervisor, relay, session, config.relay.max_choices, gate)
+    inference = InferenceServer(supervisor, relay, session, config.relay.max_choices, Gate(config.tickets, keys))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.server)
     connected = registry.connected.is_set if registry is not None else bool
     node_pb2_grpc.add_NodeServiceServicer_to_server(NodeServer(node, supervisor, connected), server.server)

@@ -74,6 +74,24 @@ class RelayConfig:
 
 
 @dataclass(frozen=True)
+class RetireConfig:
+    """How the prompts of a replica that leaves are computed on others."""
+
+    prompt_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64 << 30,
+            description="Memory for the token ids of the blocks that one KV cache holds, in bytes; 0 keeps none, and "
+            "then nothing can be computed elsewhere.",
+        ),
+    ] = 256 << 20
+    busy_pause_s: Annotated[
+        Seconds, Meta(description="Seconds until a successor that has enough to do is asked again.")
+    ] = 0.5
+
+
+@dataclass(frozen=True)
 class TicketsConfig(TicketKeysConfig):
     """Whose requests the agent takes."""
 
@@ -140,3 +158,4 @@ class AgentConfig:
     lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     relay: RelayConfig = field(default_factory=RelayConfig)
+    retire: RetireConfig = field(default_factory=RetireConfig)

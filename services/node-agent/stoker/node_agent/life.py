@@ -18,6 +18,7 @@ from stoker.node_agent.block_feed import BlockFeed
 from stoker.node_agent.core.digest import CacheDigest
 from stoker.node_agent.core.lifecycle import Member
 from stoker.node_agent.core.load import Load, Meter, measure
+from stoker.node_agent.core.prompts import Prompt
 from stoker.node_agent.core.task import argument
 from stoker.node_agent.engine.client import EngineClient
 from stoker.node_agent.engine.protocol import Engine, EngineInfo, Health, KvEndpoint, LaunchRequest
@@ -76,7 +77,7 @@ class Life:
         self._tasks.append(asyncio.create_task(self._bound_log_for_ever()))
 
     def _feed(self, endpoint: KvEndpoint | None, resume: DigestCopy | None) -> BlockFeed:
-        digest = CacheDigest(self._task.served_model_name)
+        digest = CacheDigest(self._task.served_model_name, prompt_bytes=self._config.retire.prompt_bytes)
         # An agent that adopts an engine goes on in the same epoch, above all that was told before.
         digest.begin(self._epoch, sequence=_wall_ms())
         known = resume is not None and digest.restore(resume.image)
@@ -108,6 +109,11 @@ class Life:
     def digests(self) -> list[CacheDigest]:
         """The block digest of each data-parallel rank; none for a member that does not serve."""
         return [feed.digest for feed in self._feeds]
+
+    def prompt(self, leaf: int) -> Prompt | None:
+        """The prompt that ends with a block; None where no cache of the engine is known to hold all of it."""
+        found = (digest.prompts.prompt(leaf) for digest in self.digests)
+        return next((prompt for prompt in found if prompt is not None), None)
 
     # --- health -------------------------------------------------------------------------------------------
 

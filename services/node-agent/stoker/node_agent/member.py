@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from stoker.node_agent.core.task import Task
 from stoker.node_agent.engine.protocol import LaunchCommand
 from stoker.node_agent.life import Life
 from stoker.node_agent.process import LIFE_VARIABLE, EngineProcess, find_by_token
+from stoker.node_agent.retiring import Retiring
 from stoker.node_agent.state_files import DigestCopy, Record
 from stoker.node_agent.surroundings import Surroundings
 
@@ -56,6 +58,7 @@ class MemberRunner:
         self._tiers: list[tuple[str, ...]] = [("GPU",)]
         """What each data-parallel rank told of."""
         self._wake = asyncio.Event()
+        self._retiring = Retiring(around.tls, around.keys, around.config.retire.busy_pause_s, self._wake.set)
         self._since_wall_s = time.time()
         self._reported: records_pb2.MemberStatus | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -85,6 +88,8 @@ class MemberRunner:
             since_wall_s=self._since_wall_s,
             engine=self.engine_info,
             last_error=lifecycle.compose_error(member.last_error, tail),
+            retired=self._retiring.done,
+            warmed_tokens=self._retiring.warmed_tokens,
         )
 
     @property
@@ -119,6 +124,7 @@ class MemberRunner:
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
+        await self._retiring.stop()
         if self._life is not None:
             with contextlib.suppress(OSError):
                 await self._life.save()
@@ -158,10 +164,20 @@ class MemberRunner:
             for rank, tiers in enumerate(self._tiers):
                 for piece in nothing(self.member.epoch, tiers):
                     self._around.reports.publish_digest(wire.piece_of(self.replica_id, rank, piece))
+        self._retire()
         for act in acts:
             await self._do(act)
         if not self.gone.is_set():
             await self._report()
+
+    def _retire(self) -> None:
+        """Do what the member is asked to before it drains, while its engine serves."""
+        life, info = self._life, self.engine_info
+        if not self.member.serving or life is None or info is None:
+            self._retiring.end()
+            return
+        longest = info.max_model_len - 1 if info.max_model_len else sys.maxsize
+        self._retiring.follow(self.member.task.retirement, life.prompt, info.model_names[0], longest)
 
     def _seen(self, exit_: Exit | None) -> Seen:
         life = self._life

@@ -16,13 +16,16 @@ from stoker.api.common.v1 import common_pb2
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.node.v1 import node_pb2, node_pb2_grpc
 from stoker.common import otel
-from stoker.common.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
+from stoker.common.errors import DeadlineExceeded, Exhausted, InvalidRequest, NotFound, Unavailable
 from stoker.common.otel import Span
 from stoker.common.tickets import Ticket
 from stoker.node_agent import state_files, tokenizer_files
+from stoker.node_agent.core.task import by_priority
 from stoker.node_agent.gate import Gate, hold_to
+from stoker.node_agent.life import Life
 from stoker.node_agent.member import MemberRunner
 from stoker.node_agent.relay import Relay
+from stoker.node_agent.retiring import WARMING
 from stoker.node_agent.supervisor import Supervisor
 from stoker.openai import RANK_HEADER
 from stoker.openai import body as openai_body
@@ -38,6 +41,9 @@ _MAX_LOG_LINES = 10_000
 _FOLLOW_S = 0.25
 _UNARY_TIMEOUT_S = 60.0
 _MAX_TEXTS = 2048
+_FULL = 0.9
+"""Share of the KV cache in use above which nothing is computed that nobody waits for."""
+_LAST = (1 << 31) - 1
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -64,6 +70,8 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
             if life is None or info is None:
                 raise Unavailable(f"replica {runner.replica_id} has no engine now", reason="REPLICA_NOT_READY")
             hold_to(self._admitted(runner, context), request)
+            if _warms(context):
+                request = _last_in_line(request, runner, life)
             path, body = openai_body.build(
                 request,
                 request.model or info.model_names[0],
@@ -194,6 +202,28 @@ class InferenceServer(inference_pb2_grpc.InferenceServiceServicer):
         except OSError as error:
             raise Unavailable(f"{url}: {error!r}", reason="ENGINE_UNREACHABLE") from error
         return msgspec.json.decode(content)
+
+
+def _warms(context: Context) -> bool:
+    return any(name == WARMING for name, _ in context.invocation_metadata() or ())
+
+
+def _last_in_line(
+    request: inference_pb2.GenerateRequest, runner: MemberRunner, life: Life
+) -> inference_pb2.GenerateRequest:
+    """One that only warms the cache, behind all others. Raises Exhausted where somebody waits or room is scarce."""
+    load = life.load
+    waiting, usage = (None, None) if load is None else (load.waiting, load.kv_usage)
+    if waiting is None or waiting > 0 or (usage is not None and usage > _FULL):
+        raise Exhausted(
+            f"replica {runner.replica_id} has enough to do; warm it later", reason="ENGINE_BUSY", retry_after_s=0.5
+        )
+    if not by_priority(runner.member.task.engine_args):
+        return request
+    behind = inference_pb2.GenerateRequest()
+    behind.CopyFrom(request)
+    behind.priority = _LAST
+    return behind
 
 
 def _span(method: str, model: str, context: Context) -> Span:

@@ -11,7 +11,7 @@ import structlog
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.errors import InvalidRequest, NotFound, Unavailable
 from stoker.node_agent import telemetry, wire
-from stoker.node_agent.core.digest import TIERS
+from stoker.node_agent.core.digest import TIERS, CacheDigest
 from stoker.node_agent.core.gang import State
 from stoker.node_agent.core.task import Task
 from stoker.node_agent.engine.client import EngineClient
@@ -31,13 +31,20 @@ class Supervisor:
             telemetry.MEMBERS.labels(state.value).set_function(partial(self._in_state, state))
         for tier in TIERS:
             telemetry.DIGEST_BLOCKS.labels(tier).set_function(partial(self._blocks_in, tier))
+        telemetry.PROMPT_BYTES.set_function(self._prompt_bytes)
 
     def _in_state(self, state: State) -> int:
         return sum(runner.member.state is state for runner in self.runners)
 
     def _blocks_in(self, tier: str) -> int:
+        return sum(digest.count(tier) for digest in self._digests())
+
+    def _prompt_bytes(self) -> int:
+        return sum(digest.prompts.bytes for digest in self._digests())
+
+    def _digests(self) -> Iterator[CacheDigest]:
         lives = [runner.life for runner in self.runners]
-        return sum(digest.count(tier) for life in lives if life is not None for digest in life.digests)
+        return (digest for life in lives if life is not None for digest in life.digests)
 
     @property
     def runners(self) -> Iterable[MemberRunner]:

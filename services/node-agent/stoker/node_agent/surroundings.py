@@ -10,6 +10,8 @@ import aiohttp
 
 from stoker.api.common.v1 import common_pb2
 from stoker.common.backoff import Backoff
+from stoker.common.ticket_keys import KeyFile
+from stoker.common.tls import Tls
 from stoker.node_agent.config import AgentConfig, LifecycleConfig
 from stoker.node_agent.core.lifecycle import Policy
 from stoker.node_agent.ports import Ports
@@ -31,6 +33,10 @@ class Surroundings:
     relayed: Callable[[str], int]
     """Requests now in the agent's own relay, by replica."""
     rng: Random
+    tls: Tls | None
+    """How other agents are called."""
+    keys: KeyFile
+    """What signs the tickets that other agents ask for."""
 
 
 def policy_of(config: LifecycleConfig) -> Policy:

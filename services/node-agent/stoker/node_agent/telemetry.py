@@ -26,3 +26,12 @@ TICKETS = Counter("stoker_agent_tickets_total", "Requests by what became of thei
 RELAY_STREAMS = Gauge("stoker_agent_relay_streams", "Generate calls in the relay now.")
 RELAY_ENDED = Counter("stoker_agent_relay_ended_total", "Generate calls that ended, by reason.", ["reason"])
 RELAY_DELTAS = Counter("stoker_agent_relay_deltas_total", "Deltas relayed.")
+
+WARMINGS = Counter(
+    "stoker_agent_warmings_total",
+    "Prompt prefixes of retiring replicas by what became of them: computed on the successor, unknown here, unfunded "
+    "(the budget is used up), refused by the successor, too late.",
+    ["result"],
+)
+WARMED_TOKENS = Counter("stoker_agent_warmed_tokens_total", "Tokens that successors computed for retiring replicas.")
+PROMPT_BYTES = Gauge("stoker_agent_prompt_bytes", "Memory for the token ids of KV blocks, in bytes, about.")

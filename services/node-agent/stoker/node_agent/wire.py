@@ -17,10 +17,12 @@ from stoker.node_agent.core.digest import Delta, Piece
 from stoker.node_agent.core.gang import Peer, State
 from stoker.node_agent.core.lifecycle import Member
 from stoker.node_agent.core.load import Load
-from stoker.node_agent.core.task import Task
+from stoker.node_agent.core.task import Prefix, Retirement, Task
 from stoker.node_agent.engine.protocol import EngineInfo
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_MOST_PREFIXES = 1_024
+_LONGEST_RETIREMENT_S = 3_600.0
 _TIERS = {"GPU": common_pb2.TIER_GPU, "CPU": common_pb2.TIER_CPU, "STORAGE": common_pb2.TIER_STORAGE}
 
 
@@ -63,10 +65,25 @@ def tasks_of(
             drain_timeout_s=spec.drain_timeout_s or drain_timeout_s,
             max_output_tokens=spec.max_output_tokens,
             drain=assignment.wanted == records_pb2.WANTED_DRAIN,
+            retirement=_retirement(assignment) if assignment.wanted == records_pb2.WANTED_RETIRE else None,
         )
         for member in members
         if member.node_id == node_id
     ]
+
+
+def _retirement(assignment: records_pb2.Assignment) -> Retirement:
+    asked = assignment.retirement
+    heirs = [heir.replica_id for heir in asked.successors]
+    return Retirement(
+        prefixes=tuple(
+            Prefix(each.leaf, heirs[each.successor], each.tokens)
+            for each in asked.prefixes[:_MOST_PREFIXES]
+            if each.successor < len(heirs)
+        ),
+        agents={heir.replica_id: heir.agent_endpoint for heir in asked.successors},
+        timeout_s=min(_LONGEST_RETIREMENT_S, asked.timeout_s) if asked.timeout_s > 0 else 0.0,
+    )
 
 
 def peers_of(statuses: Iterable[records_pb2.MemberStatus], task: Task) -> dict[int, Peer]:
@@ -113,6 +130,8 @@ def status_of(
     since_wall_s: float,
     engine: records_pb2.EngineInfo | None,
     last_error: str,
+    retired: bool = False,
+    warmed_tokens: int = 0,
 ) -> records_pb2.MemberStatus:
     """A member's status as reported."""
     since = timestamp_pb2.Timestamp()
@@ -135,6 +154,8 @@ def status_of(
         since=since,
         startup_s=member.startup_s,
         first_start=member.first_start,
+        retired=retired,
+        warmed_tokens=warmed_tokens,
     )
 
 

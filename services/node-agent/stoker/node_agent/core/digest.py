@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stoker.common.blocks import block_keys, root_key
+from stoker.common.blocks import block_keys, pack_tokens, packed_block_keys, root_key
+from stoker.node_agent.core.prompts import Prompts
 from stoker.node_agent.engine.events import BlockHash, Cleared, Event, Ignored, Removed, Stored
 
 TIERS = ("GPU", "CPU", "STORAGE")
@@ -82,11 +83,14 @@ class _Tier:
 class CacheDigest:
     """The digest of one cache, from its engine's first event on.
 
-    `model` is the served model's name, as clients ask for it; `blocks` the engine's block count, 0 if unknown.
+    `model` is the served model's name, as clients ask for it; `blocks` the engine's block count, 0 if unknown;
+    `prompt_bytes` bounds the memory for what the blocks were computed from.
     """
 
-    def __init__(self, model: str, blocks: int = 0, slack: float = 1.25) -> None:
+    def __init__(self, model: str, blocks: int = 0, slack: float = 1.25, prompt_bytes: int = 0) -> None:
         self._model = model
+        self._prompt_bytes = prompt_bytes
+        self.prompts = Prompts(model, prompt_bytes)
         self._slack = slack
         self._limit = _UNBOUNDED
         self._keys: dict[BlockHash, int] = {}
@@ -110,6 +114,7 @@ class CacheDigest:
         `sequence` must be above every sequence told before in this epoch.
         """
         self._keys = {}
+        self.prompts = Prompts(self._model, self._prompt_bytes)
         self._tiers = {name: _Tier(sequence=sequence, used=name == "GPU") for name in TIERS}
         self.epoch = epoch
         self._group = None
@@ -160,10 +165,16 @@ class CacheDigest:
                 return None
         else:
             parent = root_key(self._model, lora=event.lora or "", cache_salt=event.salt or "")
+            self.prompts.begin(event.lora or "")
         if event.tier == "GPU":
             self.block_size = event.block_size
         extras = {at: _extra_bytes(extra) for at, extra in enumerate(event.extras) if extra}
-        return block_keys(event.tokens, event.block_size, parent, extras)
+        if extras:
+            return block_keys(event.tokens, event.block_size, parent, extras)
+        packed = pack_tokens(event.tokens)
+        keys = packed_block_keys(packed, event.block_size, parent)
+        self.prompts.add(parent, keys, packed)
+        return keys
 
     def _whole(self, kind: str | None, group: int) -> bool:
         """Whether this KV-cache group tells what prefixes are held: the first that attends to everything."""
@@ -209,6 +220,8 @@ class CacheDigest:
             tier.names[key] = held - 1
             return
         del tier.names[key]
+        if not any(key in other.names for other in self._tiers.values()):
+            self.prompts.remove(key)
         tier.xor ^= key
         if key in tier.added:
             tier.added.remove(key)
