@@ -137,7 +137,16 @@ def _decided(group: Sequence[_Member], now: float) -> Iterator[tuple[_Member, _O
         need, _, because = prepared[member.name]
         share = shares[member.name]
         wanted = None if need.replicas is None else Wanted(now, need.replicas, need.correction)
-        yield member, _Outcome(share.count, (*because, *share.because), wanted)
+        yield member, _Outcome(share.count, _told([*because, *share.because]), wanted)
+
+
+def _told(because: Sequence[Because]) -> tuple[Because, ...]:
+    """The steps, but of two with one reason after the other only the later."""
+    return tuple(
+        step
+        for step, after in zip(because, [*because[1:], None], strict=True)
+        if not after or step.reason != after.reason
+    )
 
 
 def _prepared(member: _Member, now: float) -> tuple[Need, Variant, list[Because]]:

@@ -7,7 +7,7 @@ and slowly learnt, that travels with what was wanted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from stoker.scaler.core.model import Demand, Model
@@ -76,9 +76,11 @@ def measured(slo: Slo, history: History, now: float) -> tuple[Demand | None, dic
         return None, {"hit_rate": None}
 
     arrival_scv = _arrival_scv(samples)
-    believed = max(arrivals, _rising(samples, slo, now, arrival_scv))
     prompt_tokens, output_tokens, prompt_scv = _sizes(samples)
-    uncached = (prompt * believed / arrivals if arrivals else prompt) * (1.0 - hit_rate)
+    believed = max(arrivals, _risen(samples, slo, now, lambda each: each.arrivals_per_s, arrival_scv))
+    spread = prompt_tokens * (arrival_scv + prompt_scv)
+    prompt = max(prompt, _risen(samples, slo, now, lambda each: each.prefill_tokens_per_s, spread))
+    uncached = prompt * (1.0 - hit_rate)
     backlog = (mean(samples, now - slo.window_s / 3, _waiting) or 0.0) * prompt_tokens * (1.0 - hit_rate)
     return (
         Demand(
@@ -104,11 +106,14 @@ def _to_catch_up(slo: Slo, history: History, uncached: float, backlog: float) ->
     return backlog / max(slo.window_s, startup_s)
 
 
-def _rising(samples: Sequence[Sample], slo: Slo, now: float, arrival_scv: float) -> float:
-    """What arrivals have surely risen to of late, before the whole window shows it."""
+def _risen(
+    samples: Sequence[Sample], slo: Slo, now: float, value: Callable[[Sample], float | None], variance: float
+) -> float:
+    """What a rate has surely risen to of late, before the whole window shows it. What comes within t seconds varies
+    by `variance` times its mean: for requests that of their number, for tokens that times what one request brings."""
     short_s = slo.window_s / 3.0
-    lately = rate(samples, now - short_s, lambda sample: sample.arrivals_per_s) or 0.0
-    return lately - _BELIEF * math.sqrt(arrival_scv * lately / short_s)
+    lately = rate(samples, now - short_s, value) or 0.0
+    return lately - _BELIEF * math.sqrt(variance * lately / short_s)
 
 
 def _arrival_scv(samples: Sequence[Sample]) -> float:
