@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, get_type_hints
 
+from xxhash import xxh3_64_intdigest
+
+from stoker.common.blocks import SAMPLE
 from stoker.scaler.core.decide import decide
 from stoker.scaler.core.policy import Kind, Policy, Schedule
 from stoker.scaler.core.signals import Capacity, History, Minute, Sample, Startup, Wanted
@@ -21,9 +25,11 @@ from stoker.scaler.core.values import (
     Replica,
     Standing,
 )
+from stoker.scaler.core.warmth import Warmth
 
 ROUND_S = 2.0
 NEVER = float("inf")
+BLOCK_TOKENS = 512
 MONDAY_S = 4 * 86_400.0
 """Wall-clock second of the scenarios' beginning: a Monday, midnight."""
 
@@ -57,6 +63,7 @@ class World:
     loads: dict[str, Load] = field(default_factory=dict)
     known: defaultdict[str, Known] = field(default_factory=lambda: defaultdict(Known))
     ready_at: dict[str, float] = field(default_factory=dict)
+    warmths: defaultdict[str, Warmth] = field(default_factory=lambda: defaultdict(partial(Warmth, BLOCK_TOKENS)))
 
     def fleet(self) -> Fleet:
         return Fleet(
@@ -82,7 +89,9 @@ class World:
 
     def step(self) -> Decisions:
         policies = {name: known.policy for name, known in self.known.items()}
-        decisions = decide(self.fleet(), self.now, policies=policies, histories=self.histories())
+        decisions = decide(
+            self.fleet(), self.now, policies=policies, histories=self.histories(), warmths=self.warmths
+        )
         for name in decisions.removed:
             del self.desired[name]
         for desired in decisions.changed:
@@ -147,6 +156,8 @@ def play(world: World, line: str) -> Iterator[str]:
                 world.deployments[name] = Deployment(name, generation, int(options["replicas"]))
         case "undeploy":
             del world.deployments[plain[0]]
+        case "asks":
+            _ask(world, plain, options)
         case "replica" | "load" | "leaves" | "gone" | "stuck":
             for name in plain:
                 _change_replica(world, verb, name, options)
@@ -164,6 +175,18 @@ def play(world: World, line: str) -> Iterator[str]:
             yield from _watch(world, float(plain[0]))
         case _:
             _learn(world, verb, plain, options)
+
+
+def _ask(world: World, plain: list[str], options: Mapping[str, str]) -> None:
+    """`asks USER REPLICA… blocks=N times=N every=S`: the last time now; the replicas hold what was asked for."""
+    user, *replicas = plain
+    warmth = world.warmths[replicas[0].rpartition("-")[0]]
+    names = (f"{user} {number}".encode() for number in range(int(options["blocks"]) // SAMPLE))
+    keys = [SAMPLE * (xxh3_64_intdigest(name) // SAMPLE) for name in names]
+    for number in reversed(range(int(options.get("times", "1")))):
+        warmth.used(keys, world.now - number * float(options.get("every", "60")))
+    for replica in replicas:
+        warmth.stored(replica, keys, world.now)
 
 
 def _learn(world: World, verb: str, plain: list[str], options: Mapping[str, str]) -> None:
@@ -272,12 +295,18 @@ def describe(decisions: Decisions) -> Iterator[str]:
     for desired in decisions.changed:
         victims = f", first to go: {' '.join(desired.victims)}" if desired.victims else ""
         yield f"{desired.deployment}: {desired.replicas} ({desired.reason}, generation {desired.generation}){victims}"
+    for made in decisions.made:
+        if made.victims in [desired.victims for desired in decisions.changed]:
+            for name, cost in made.costs.items():
+                if cost.lost_tokens:
+                    yield f"  {name} would lose {cost.lost_tokens:.0f} tokens, {cost.lost_s:.1f} s of prefill"
     if decisions.quiet:
         yield "nothing"
 
 
 def _replica(name: str, options: Mapping[str, str]) -> Replica:
-    return Replica(name, name.rpartition("-")[0], Standing[options.get("is", "ready").upper()])
+    standing = Standing[options.get("is", "ready").upper()]
+    return Replica(name, name.rpartition("-")[0], standing, domain=options.get("rack", ""))
 
 
 def _load(now: float, options: Mapping[str, str]) -> Load:

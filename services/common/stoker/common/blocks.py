@@ -26,6 +26,8 @@ from stoker.common.errors import InvalidRequest
 _ROOT_DOMAIN = b"stoker.blocks.v1"
 _BIG_ENDIAN = sys.byteorder == "big"
 _LENGTH = struct.Struct("<I")
+SAMPLE = 16
+"""Where blocks are followed one by one, only one in so many is: those whose key it divides. All services agree."""
 _U32 = "I" if array("I").itemsize == 4 else "L"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from stoker.api.common.v1 import common_pb2, scaling_pb2
@@ -93,8 +93,8 @@ def _part(kind: type[T], message: Any) -> T:
 def _bounds(message: scaling_pb2.ScalingBounds) -> Bounds:
     bounds = _part(Bounds, message)
     if message.HasField("most"):
-        return Bounds(min(bounds.least, bounds.most), bounds.most, bounds.idle_s)
-    return Bounds(bounds.least, max(bounds.least, bounds.most), bounds.idle_s)
+        return replace(bounds, least=min(bounds.least, bounds.most))
+    return replace(bounds, most=max(bounds.least, bounds.most))
 
 
 def _schedule(message: scaling_pb2.ScalingSchedule) -> Schedule:

@@ -62,7 +62,7 @@ _RANGES: Mapping[str, Mapping[str, _Range]] = {
         "headroom": _Range(0.0, 10.0),
     },
     "forecast": {"season_s": _Range(60.0, _MONTH_S), "quantile": _PROPER_SHARE},
-    "bounds": {"idle_s": _Range(0.0, _DAY_S)},
+    "bounds": {"idle_s": _Range(0.0, _DAY_S), "domain_least": _Range(0, 1_000)},
     "pace": {
         "up_replicas": _Range(1, 1_000_000),
         "up_factor": _Range(1.0, 1_000_000.0),

@@ -24,6 +24,7 @@ from stoker.scaler.core.values import (
     Standing,
 )
 from stoker.scaler.core.variants import Variant
+from stoker.scaler.core.warmth import Warmth, Worth
 
 _FIXED = Policy()
 _NOTHING = History()
@@ -36,14 +37,14 @@ def decide(
     *,
     policies: Mapping[str, Policy] | None = None,
     histories: Mapping[str, History] | None = None,
-    values: Mapping[str, float | None] | None = None,
+    warmths: Mapping[str, Warmth] | None = None,
     load_fresh_s: float = 10.0,
 ) -> Decisions:
     """The desired counts of all deployments at `now` (monotonic seconds), and which of them are news.
 
     `policies` and `histories` are by deployment: without a policy its specification's count stands, without a
-    history nothing is known of it. `values` is by replica what its cache is worth, seconds of prefill that its
-    removal would cost, None where unknown.
+    history nothing is known of it, without a warmth nothing of what its caches are worth; that is looked at only
+    where ready replicas are to go.
 
     A pure function of what is persisted and seen: a scaler that has just started decides as the one before it
     would have. Running it again on its own outcome changes nothing. The caller must hold rather than call
@@ -53,7 +54,9 @@ def decide(
     made: dict[str, Decision] = {}
     for group in _groups(fleet, before, policies or {}, histories or {}):
         for member, outcome in _decided(group, now):
-            made[member.name] = _with_victims(member, outcome, fleet, now, values or {}, load_fresh_s)
+            made[member.name] = _with_victims(
+                member, outcome, fleet, now, (warmths or {}).get(member.name), load_fresh_s
+            )
     ordered = sorted(fleet.deployments, key=lambda deployment: deployment.name)
     desired = tuple(_persisted(made[each.name], each, before.get(each.name)) for each in ordered)
     return Decisions(
@@ -222,20 +225,38 @@ def _caps(group: Sequence[_Member]) -> Caps:
 
 
 def _with_victims(
-    member: _Member, outcome: _Outcome, fleet: Fleet, now: float, values: Mapping[str, float | None], fresh_s: float
+    member: _Member, outcome: _Outcome, fleet: Fleet, now: float, warmth: Warmth | None, fresh_s: float
 ) -> Decision:
-    before, overdue_s = member.before, limits.overdue_s(member.history)
-    going = victims.choose(
+    before, overdue_s, history = member.before, limits.overdue_s(member.history), member.history
+    surplus = len(member.replicas) - outcome.replicas
+
+    def worth() -> Worth:
+        staying = 1.0 - surplus / max(1, len(member.replicas))
+        return warmth.worth(now, staying=staying) if warmth is not None else Worth()
+
+    choice = victims.choose(
         [replace(r, standing=Standing.FAILING) if _is_lost(r, now, overdue_s) else r for r in member.replicas],
-        len(member.replicas) - outcome.replicas,
+        surplus,
         fleet.loads,
         now,
         fresh_s=fresh_s,
         before=before.victims if before else (),
-        values=values,
+        worth=worth,
+        rates=victims.Rates.of(history),
+        domain_least=member.policy.bounds.domain_least,
     )
+    because = outcome.because
+    if choice.kept:
+        least = member.policy.bounds.domain_least
+        because = (*because, Because(Reason.DOMAIN, {"domain_least": least, "kept": choice.kept}))
     return Decision(
-        member.name, before.replicas if before else None, outcome.replicas, going, outcome.because, outcome.wanted
+        member.name,
+        before.replicas if before else None,
+        outcome.replicas + choice.kept,
+        choice.victims,
+        because,
+        outcome.wanted,
+        choice.costs,
     )
 
 

@@ -83,6 +83,8 @@ class Bounds:
     least: int = 1
     most: int = 1_000
     idle_s: float = 600.0
+    domain_least: int = 0
+    """Ready replicas that each failure domain keeps of those it has, when others go."""
 
 
 @dataclass(frozen=True, slots=True)

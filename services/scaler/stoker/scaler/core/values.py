@@ -55,6 +55,8 @@ class Reason(StrEnum):
     """Lowered to the upper bound."""
     SCHEDULE = "SCHEDULE"
     """A bound that holds at this hour."""
+    DOMAIN = "DOMAIN"
+    """Lowered less: each failure domain keeps its minimum."""
     CAP_COST = "CAP_COST"
     """The group's money allows no more."""
     CAP_POWER = "CAP_POWER"
@@ -101,6 +103,8 @@ class Replica:
     leaving: bool = False
     since: float | None = None
     """When it came to stand so (monotonic seconds); None: not known."""
+    domain: str = ""
+    """What fails together with it: its rack, say. Empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,20 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """What it costs that a replica goes, beside those that go before it: seconds of one replica's time."""
+
+    lost_tokens: float
+    """Tokens of KV cache expected to be asked for again that nobody else will hold."""
+    lost_s: float
+    """Prefill of these."""
+    drain_s: float | None
+    """Until its work is done; None: its load is not known."""
+    backlog: bool = False
+    """Requests wait in it, and nowhere many more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Desired:
     """How many replicas a deployment shall have, which go first when there are more, and why.
 
@@ -154,6 +172,7 @@ class Decision:
 
     `because` begins with the policy's need; each further step is a limit that moved or held the count. The last
     one that did gives the `reason`. `wanted` belongs into the next round's `History.wanted` (None: not known).
+    `costs` are by victim those of the ready ones, where they were chosen in this round.
     """
 
     deployment: str
@@ -162,6 +181,7 @@ class Decision:
     victims: tuple[str, ...]
     because: tuple[Because, ...]
     wanted: Wanted | None = None
+    costs: Mapping[str, Cost] = field(default_factory=dict)
 
     @property
     def reason(self) -> Reason:

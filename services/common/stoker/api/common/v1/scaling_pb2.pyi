@@ -360,6 +360,7 @@ class ScalingBounds(Message):
     LEAST_FIELD_NUMBER: int
     MOST_FIELD_NUMBER: int
     IDLE_S_FIELD_NUMBER: int
+    DOMAIN_LEAST_FIELD_NUMBER: int
     least: int
     """Replicas at least; 1. With 0 none runs once nothing was asked for `idle_s`: the next request waits in its router
     while one starts.
@@ -368,15 +369,20 @@ class ScalingBounds(Message):
     """Replicas at most; 1,000, or `least` where that is more. 0 turns the deployment off."""
     idle_s: float
     """Time without demand after which the last replica goes, seconds, at most a day; 600."""
+    domain_least: int
+    """Ready replicas that each rack keeps of those it has, when others go; 0."""
     def __init__(
         self,
         *,
         least: int | None = ...,
         most: int | None = ...,
         idle_s: float | None = ...,
+        domain_least: int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["_idle_s", b"_idle_s", "_least", b"_least", "_most", b"_most", "idle_s", b"idle_s", "least", b"least", "most", b"most"]) -> bool: ...
-    def ClearField(self, field_name: Literal["_idle_s", b"_idle_s", "_least", b"_least", "_most", b"_most", "idle_s", b"idle_s", "least", b"least", "most", b"most"]) -> None: ...
+    def HasField(self, field_name: Literal["_domain_least", b"_domain_least", "_idle_s", b"_idle_s", "_least", b"_least", "_most", b"_most", "domain_least", b"domain_least", "idle_s", b"idle_s", "least", b"least", "most", b"most"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_domain_least", b"_domain_least", "_idle_s", b"_idle_s", "_least", b"_least", "_most", b"_most", "domain_least", b"domain_least", "idle_s", b"idle_s", "least", b"least", "most", b"most"]) -> None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_domain_least", b"_domain_least"]) -> Literal["domain_least"] | None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_idle_s", b"_idle_s"]) -> Literal["idle_s"] | None: ...
     @overload

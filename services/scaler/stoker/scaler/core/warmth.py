@@ -1,0 +1,304 @@
+"""What the KV blocks of a deployment's replicas are worth: is anybody going to ask for them again in time?"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.common.blocks import SAMPLE
+from stoker.scaler.core.warming import Held
+
+_FINE = 2
+"""Buckets of a gap for each time it doubles."""
+_BUCKETS = 40
+_LEAST = 2.0**-4
+"""Upper edge of the first bucket: seconds, or shares of a block's own longest gap."""
+_KINDS = 4
+"""Blocks asked for once, two or three times, four to seven times, more often: each kind learns for itself."""
+_EVICTIONS = 4_096
+_FEW_EVICTIONS = 100
+_LATELY_S = 120.0
+_LATE = 0.9
+_FORGETS = 0.9
+_SHORTEST_S = 1e-3
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmthConfig:
+    """How blocks are followed."""
+
+    sample: int = SAMPLE
+    """Of so many keys one is followed, always the same: those that it divides. All values are scaled up by it."""
+    limit: int = 65_536
+    """Blocks remembered, those asked for last: about 16 MiB."""
+    longest_s: float = 3_600.0
+    """A reuse later than this counts for nothing, whatever the caches could keep."""
+    halve_s: float = 1_800.0
+    """What was learnt of gaps counts half after this long."""
+
+
+@dataclass(slots=True)
+class _Block:
+    """A followed block: when it was last asked for, and how often in all."""
+
+    last: float
+    uses: int = 1
+    gap: float = 0.0
+    """Its longest gap between two uses, seconds; one long ago counts less."""
+    parent: int = 0
+    """The followed block before it in its prompt; 0 for none."""
+    holders: int = 0
+    """Replicas that hold it, by bit."""
+
+    @property
+    def scale(self) -> float:
+        """What its waiting is measured in, seconds."""
+        return max(self.gap, _SHORTEST_S) if self.uses > 1 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What is held at one moment, in tokens that are expected to be asked for while their replicas keep them.
+
+    `by_holders` sums it by the set of replicas that hold the same blocks (bits; `bits` names them). `keep_s` says
+    how long each replica keeps what nobody asks for.
+    """
+
+    by_holders: Mapping[int, float] = field(default_factory=dict)
+    bits: Mapping[str, int] = field(default_factory=dict)
+    keep_s: Mapping[str, float] = field(default_factory=dict)
+
+    def lost_with(self, replicas: Iterable[str]) -> float:
+        """Tokens that go when all these replicas go: those of blocks that nobody else holds."""
+        going = sum(self.bits.get(replica, 0) for replica in replicas)
+        return sum(tokens for holders, tokens in self.by_holders.items() if not holders & ~going)
+
+    def within(self, replicas: Collection[str], most: int) -> Worth:
+        """What can be lost at all when at most `most` of these replicas go: the same answers, sooner."""
+        able = sum(self.bits.get(replica, 0) for replica in replicas)
+        losable = {
+            holders: tokens
+            for holders, tokens in self.by_holders.items()
+            if not holders & ~able and holders.bit_count() <= most
+        }
+        return Worth(losable, self.bits, self.keep_s)
+
+
+class Warmth:
+    """What is known of one deployment's blocks. Times are monotonic seconds, keys are u64 block keys.
+
+    The chance that a block is asked for again is learnt from how long others of its kind took: of those asked for
+    once by the time since, of others by that time over their own longest gap (a conversation whose turns came each
+    minute is over after five; one that comes each ten is not): the share that was asked for within the time left,
+    of all that waited at least as long. Those that wait still count as never asked for. That is cautious, and on
+    purpose: an estimate that lets them drop out (Kaplan and Meier, 1958) takes what is over for what is slow.
+    """
+
+    def __init__(self, block_tokens: int, config: WarmthConfig | None = None) -> None:
+        self.block_tokens = block_tokens
+        self.config = config or WarmthConfig()
+        self.limit = self.config.limit
+        """Blocks remembered. May be changed at any time; takes effect with the next call."""
+        self._blocks: OrderedDict[int, _Block] = OrderedDict()
+        self._bits: dict[str, int] = {}
+        self._ended = np.zeros((_KINDS, _BUCKETS))
+        self._held: dict[str, int] = {}
+        self._evicted: dict[str, deque[tuple[float, float]]] = {}
+        self._faded_at: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def replicas(self) -> Collection[str]:
+        """Those of which anything was told."""
+        return self._bits.keys()
+
+    def used(self, keys: Iterable[int], now: float) -> None:
+        """A request asked for the prompt with these blocks, in order."""
+        self._fade(now)
+        parent = 0
+        for key in keys:
+            if key % self.config.sample:
+                continue
+            block = self._blocks.get(key)
+            if block is None:
+                self._blocks[key] = _Block(now, parent=parent)
+            else:
+                self._learn(block, now)
+                self._blocks.move_to_end(key)
+            parent = key
+        self._trim()
+
+    def stored(self, replica: str, keys: Iterable[int], now: float) -> None:
+        """A replica holds these blocks now. Those of which no use is known count as used now, for once."""
+        bit = self._bit(replica)
+        for key in keys:
+            if key % self.config.sample == 0:
+                block = self._blocks.get(key)
+                if block is None:
+                    block = self._blocks[key] = _Block(now)
+                self._held[replica] += not block.holders & bit
+                block.holders |= bit
+        self._trim()
+
+    def removed(self, replica: str, keys: Iterable[int], now: float) -> None:
+        """A replica has evicted these blocks."""
+        bit = self._bit(replica)
+        for key in keys:
+            block = self._blocks.get(key) if key % self.config.sample == 0 else None
+            if block is not None and block.holders & bit:
+                block.holders &= ~bit
+                self._held[replica] -= 1
+                self._evicted[replica].append((now, now - block.last))
+
+    def cleared(self, replica: str) -> None:
+        """A replica holds nothing, or what it holds is about to be told anew."""
+        bit = self._bit(replica)
+        self._held[replica] = 0
+        for block in self._blocks.values():
+            block.holders &= ~bit
+
+    def forget(self, replica: str) -> None:
+        """A replica is gone, and what it held with it."""
+        if replica in self._bits:
+            self.cleared(replica)
+            del self._bits[replica], self._held[replica], self._evicted[replica]
+
+    def keep_s(self, replica: str, now: float) -> float:
+        """How long a replica keeps a block that nobody asks for: as old as those that it evicted, or, when it has
+        got less to do since, as long as it needs to evict all that it holds. `longest_s` while it evicts nothing."""
+        evicted = self._evicted.get(replica) or deque()
+        if len(evicted) < _FEW_EVICTIONS / self.config.sample:
+            return self.config.longest_s
+        lately = [at for at, _ in evicted if now - at <= _LATELY_S]
+        over_s = _LATELY_S if len(lately) < len(evicted) else now - evicted[0][0]
+        turnover_s = self._held[replica] * over_s / max(1, len(lately))
+        age_s = float(np.quantile([age for _, age in evicted], _LATE))
+        return min(self.config.longest_s, max(age_s, turnover_s))
+
+    def worth(self, now: float, *, staying: float = 1.0) -> Worth:
+        """What each set of replicas holds alone. `staying` is the share of the caches that will be left: they keep
+        blocks for so much shorter."""
+        keep_s = {replica: self.keep_s(replica, now) * staying for replica in self._bits}
+        held = [block for block in self._blocks.values() if block.holders]
+        by_holders: dict[int, float] = {}
+        for block, chance in zip(held, self._chances(held, now, keep_s), strict=True):
+            by_holders[block.holders] = by_holders.get(block.holders, 0.0) + chance
+        scale = self.block_tokens * self.config.sample
+        return Worth({holders: scale * sum_ for holders, sum_ in by_holders.items()}, dict(self._bits), keep_s)
+
+    def held_by(self, going: Collection[str], now: float, *, staying: float = 1.0) -> dict[int, Held]:
+        """The followed blocks of replicas that go, by key: what `warming.plan` takes, each for `block_tokens` times
+        `sample` tokens."""
+        bits = sum(self._bits.get(replica, 0) for replica in going)
+        keep_s = {replica: self.keep_s(replica, now) * staying for replica in self._bits}
+        mine = {key: block for key, block in self._blocks.items() if block.holders & bits}
+        elsewhere: dict[int, frozenset[str]] = {}
+        for others in {block.holders & ~bits for block in mine.values()}:
+            elsewhere[others] = frozenset(name for name, bit in self._bits.items() if bit & others)
+        chances = self._chances(list(mine.values()), now, keep_s)
+        return {
+            key: Held(block.parent, chance, elsewhere[block.holders & ~bits])
+            for (key, block), chance in zip(mine.items(), chances, strict=True)
+        }
+
+    def _learn(self, block: _Block, now: float) -> None:
+        gap = max(0.0, now - block.last)
+        self._ended[_kind(block.uses), _bucket(gap / block.scale)] += 1
+        block.gap = max(gap, _FORGETS * block.gap)
+        block.uses += 1
+        block.last = now
+
+    def _fade(self, now: float) -> None:
+        if self._faded_at is None:
+            self._faded_at = now
+        elif now - self._faded_at > self.config.halve_s / 16:
+            self._ended *= 0.5 ** ((now - self._faded_at) / self.config.halve_s)
+            self._faded_at = now
+
+    def _trim(self) -> None:
+        while len(self._blocks) > self.limit:
+            _, block = self._blocks.popitem(last=False)
+            for replica, bit in self._bits.items() if block.holders else ():
+                self._held[replica] -= bool(block.holders & bit)
+
+    def _bit(self, replica: str) -> int:
+        bit = self._bits.get(replica)
+        if bit is None:
+            taken = sum(self._bits.values())
+            bit = self._bits[replica] = ~taken & (taken + 1)
+            self._held[replica] = 0
+            self._evicted[replica] = deque(maxlen=_EVICTIONS)
+        return bit
+
+    def _chances(self, blocks: Sequence[_Block], now: float, keep_s: Mapping[str, float]) -> list[float]:
+        """For each block the chance that it is asked for between now and its eviction."""
+        if not blocks:
+            return []
+        kept: dict[int, float] = {}
+        for holders in {block.holders for block in blocks}:
+            kept[holders] = max(keep_s[name] for name, bit in self._bits.items() if bit & holders)
+        until = np.array([kept[block.holders] for block in blocks])
+        kinds, ages, scales = _waits(blocks, now)
+        came, all_ = self._longer(now)
+        later = _at(came, kinds, ages / scales) - _at(came, kinds, np.maximum(ages, until) / scales)
+        waited = _at(all_, kinds, ages / scales)
+        chances = np.divide(later, waited, out=np.zeros_like(later), where=waited > 0)
+        return [float(chance) for chance in np.clip(chances, 0.0, 1.0)]
+
+    def _longer(self, now: float) -> tuple[Floats, Floats]:
+        """By kind and each bucket's lower edge: gaps that were at least as long, and the same with blocks that wait
+        so long now."""
+        waiting = np.zeros((_KINDS, _BUCKETS))
+        kinds, ages, scales = _waits(list(self._blocks.values()), now)
+        np.add.at(waiting, (kinds, _buckets(ages / scales)), 1.0)
+        return _from_here(self._ended), _from_here(self._ended + waiting)
+
+
+def _from_here(counts: Floats) -> Floats:
+    sums = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
+    longer: Floats = np.concatenate([sums, np.zeros((_KINDS, 1))], axis=1)
+    return longer
+
+
+def _waits(blocks: Sequence[_Block], now: float) -> tuple[Ints, Floats, Floats]:
+    """Of each block its kind, how long it waits, and in what that is measured."""
+    kinds = np.array([_kind(block.uses) for block in blocks], dtype=np.int64)
+    ages = np.maximum(0.0, now - np.array([block.last for block in blocks], dtype=np.float64))
+    return kinds, ages, np.array([block.scale for block in blocks], dtype=np.float64)
+
+
+def _kind(uses: int) -> int:
+    return min(_KINDS - 1, uses.bit_length() - 1)
+
+
+def _place(lengths: Floats) -> Floats:
+    """Where lengths lie among the buckets: the whole part is the bucket."""
+    places = 1.0 + _FINE * np.log2(np.maximum(lengths, _LEAST / 2) / _LEAST)
+    return np.clip(places, 0.0, _BUCKETS - 1e-6)
+
+
+def _buckets(lengths: Floats) -> Ints:
+    return _place(lengths).astype(np.int64)
+
+
+def _bucket(length: float) -> int:
+    return min(_BUCKETS - 1, 1 + int(_FINE * math.log2(length / _LEAST))) if length > _LEAST else 0
+
+
+def _at(longer: Floats, kinds: Ints, lengths: Floats) -> Floats:
+    """How many are longer than each length; between the edges in proportion to the logarithm."""
+    places = _place(lengths)
+    edges = places.astype(np.int64)
+    before, after = longer[kinds, edges], longer[kinds, edges + 1]
+    between: Floats = before + (after - before) * (places - edges)
+    return between
