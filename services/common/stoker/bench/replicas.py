@@ -32,6 +32,8 @@ class Job:
     session: int = 0
     own_blocks: int = 0
     """Blocks beside those of `keys` that it holds while it runs: of its output, or of a prompt nobody shares."""
+    warming: bool = False
+    """Nobody waits for it: it only brings its blocks into the cache. Counted apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class Outcome:
     prefilled_tokens: float = 0.0
     prefill_s: float = 0.0
     """What these took, whatever was decoded beside them."""
+    warmed_blocks: int = 0
+    """Computed for nobody, so that a later request finds them."""
     waits: list[float] = field(default_factory=list)
     ttfts: list[float] = field(default_factory=list)
     over_bound: int = 0
@@ -139,6 +143,10 @@ class Cache:
         self._own = 0
         self._blocks: OrderedDict[int, None] = OrderedDict()
         self._pins: dict[int, int] = {}
+
+    def keys(self) -> list[int]:
+        """What is here, those first that are evicted first."""
+        return list(self._blocks)
 
     @property
     def pinned(self) -> int:
@@ -332,13 +340,16 @@ class Engine:
     def _begin(self, run: _Run) -> None:
         job, outcome = run.job, self._outcome
         hit = self.cache.hit(job.keys)
-        outcome.hit_blocks += hit
-        outcome.blocks += len(job.keys)
-        outcome.waits.append(self._clock.now - run.arrived)
-        outcome.served[self.name] = outcome.served.get(self.name, 0) + 1
         cached = min(job.prompt_tokens, hit * self.hardware.block_size)
-        outcome.prompt_tokens += job.prompt_tokens
-        outcome.cached_tokens += cached
+        if job.warming:
+            outcome.warmed_blocks += len(job.keys) - hit
+        else:
+            outcome.hit_blocks += hit
+            outcome.blocks += len(job.keys)
+            outcome.waits.append(self._clock.now - run.arrived)
+            outcome.served[self.name] = outcome.served.get(self.name, 0) + 1
+            outcome.prompt_tokens += job.prompt_tokens
+            outcome.cached_tokens += cached
         run.uncached = job.prompt_tokens - cached
         run.came, went = self.cache.take(job.keys, job.own_blocks)
         run.number = next(self._numbers)
@@ -412,7 +423,8 @@ class Engine:
 
     def _first_token(self, run: _Run) -> None:
         self._prefilling.popleft()  # in order of admission: who is done has nobody before it
-        self._outcome.ttfts.append(self._clock.now - run.arrived)
+        if not run.job.warming:
+            self._outcome.ttfts.append(self._clock.now - run.arrived)
         self._generated += 1
         self.stored += run.came
         run.done(False)

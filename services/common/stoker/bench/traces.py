@@ -83,3 +83,38 @@ def workload_jobs(prompts: Sequence[Prompt], block_size: int = 32) -> list[Job]:
 def _key(number: int) -> int:
     key: int = xxhash.xxh3_64_intdigest(number.to_bytes(8, "little"))
     return key
+
+
+def tenants_trace(
+    seed: int,
+    *,
+    tenants: int = 10,
+    documents: int = 13,
+    document_blocks: int = 90,
+    over: float = 0.8,
+    over_at: float = 900.0,
+    busy_s: float = 120.0,
+    rare_s: float = 600.0,
+    seconds: float = 2_100.0,
+) -> list[Job]:
+    """Tenants that differ in liveliness, each with a system prompt and documents that its users ask about.
+
+    A share `over` of them asks about each of its documents every `busy_s` and has said its last word by
+    `over_at`; the others come back to each of theirs every `rare_s`, all the time. The times vary by a tenth.
+    What lies where follows the routing: a tenant's documents tend to lie together, as their beginning is one.
+    """
+    rng = Random(seed)  # noqa: S311 (repeatable on purpose)
+    names = iter(range(1, 2**62))
+    jobs = []
+    for number in rng.sample(range(tenants), tenants):
+        ends = number < over * tenants
+        every, until = (busy_s, over_at) if ends else (rare_s, seconds)
+        system = [_key(next(names)) for _ in range(12)]
+        for _ in range(documents):
+            keys = system + [_key(next(names)) for _ in range(document_blocks)]
+            at = rng.random() * min(every, over_at / 4)
+            while at < until:
+                asked = tuple(keys + [_key(next(names)) for _ in range(rng.randint(1, 2))])
+                jobs.append(Job(at, asked, len(asked) * _BLOCK, tenant=f"tenant-{number}"))
+                at += every * rng.uniform(0.9, 1.1)
+    return sorted(jobs, key=lambda job: job.at)
