@@ -36,32 +36,34 @@ class Deployments:
 
     def __init__(self) -> None:
         self._deployed: dict[str, _Deployed] = {}
-        self._serving: dict[str, tuple[str, ...]] = {}
+        self._by_model: dict[str, tuple[str, ...]] | None = None  # made anew when it is next asked for
 
     def put(self, record: records_pb2.Deployment) -> None:
         """A deployment came or changed."""
         self._deployed[record.spec.name] = _Deployed.of(record)
-        self._index()
+        self._by_model = None
 
     def remove(self, name: str) -> None:
         """A deployment went."""
         if self._deployed.pop(name, None) is not None:
-            self._index()
+            self._by_model = None
 
-    def _index(self) -> None:
-        serving: dict[str, list[str]] = {}
-        for name, deployed in self._deployed.items():
-            for model in deployed.models:
-                serving.setdefault(model, []).append(name)
-        self._serving = {model: tuple(sorted(names)) for model, names in serving.items()}
+    def _serving(self) -> dict[str, tuple[str, ...]]:
+        if self._by_model is None:
+            serving: dict[str, list[str]] = {}
+            for name, deployed in self._deployed.items():
+                for model in deployed.models:
+                    serving.setdefault(model, []).append(name)
+            self._by_model = {model: tuple(sorted(names)) for model, names in serving.items()}
+        return self._by_model
 
     def models(self) -> list[str]:
         """All names that can be asked for, whether anything serves them now or not."""
-        return list(self._serving)
+        return list(self._serving())
 
     def serving(self, model: str) -> tuple[str, ...]:
         """The deployments that serve a model or an adapter."""
-        return self._serving.get(model, ())
+        return self._serving().get(model, ())
 
     def wakes(self, model: str) -> bool:
         """Whether a request that waits for a model has a replica started where there is none."""
