@@ -84,6 +84,7 @@ class Story:
             role=rng.choice([Role.BOTH, Role.BOTH, Role.PREFILL, Role.DECODE]),
             ready=rng.random() < 0.9,
             draining=rng.random() < 0.1,
+            retiring=rng.random() < 0.2,
             adapters=frozenset({"poet"}) if rng.random() < 0.5 else frozenset(),
         )
         self.fast.put(replica)

@@ -204,6 +204,25 @@ class PlainFleet:
             and (Role.BOTH in (each.role, request.role) or each.role is request.role)
             and each.id not in request.exclude
         ]
+        staying = [each for each in able if not each.retiring or self.alone_holds(each, request, able)]
+        if len(staying) < len(able) and staying:
+            admitted, panic = self.admitted(staying, now)
+            if not panic:
+                return admitted, False
+        return self.admitted(able, now)
+
+    def alone_holds(self, replica: Replica, request: Request, able: Sequence[Replica]) -> bool:
+        """Whether half of a prompt or more is there, and more of it than on any replica that stays."""
+        elsewhere = max((self.depths(each.id, request.keys)[-1] for each in able if not each.retiring), default=0)
+        held = self.depths(replica.id, request.keys)[-1]
+        alike = replica.block_size == request.block_size
+        return alike and held > elsewhere and 2 * held * request.block_size >= request.prompt_tokens
+
+    def ring(self) -> Ring:
+        staying = {each.id: each.capacity for each in self.replicas.values() if not each.retiring}
+        return Ring(staying or {each.id: each.capacity for each in self.replicas.values()}, self.config.vnodes)
+
+    def admitted(self, able: list[Replica], now: float) -> tuple[list[Replica], bool]:
         admitted = [each for each in able if not self.health.ejected(each.id, now)]
         if not admitted or len(admitted) < self.config.panic_share * len(able):
             return able, True
@@ -250,7 +269,7 @@ class PlainFleet:
         credit = self.config.home_credit if best.replica == home else 0.0
         most = best.cost + 0.001 + credit * self.config.miss_weight * unknown / self.rates()[best.replica]
         near = {view.replica: view for view in opened if lacking(view) > 0 and view.cost <= most}
-        ring = Ring({each.id: each.capacity for each in self.replicas.values()}, self.config.vnodes)
+        ring = self.ring()
         chosen = first(ring, request.keys[shown - 1], near) if shown else None
         return near[chosen] if chosen else best
 
@@ -293,7 +312,7 @@ class PlainFleet:
         believed = {name: self.believed(name, keys, sure[name]) for name in everyone}
         unseen = {each.id: 1.0 - trust[each.id] for each in replicas}
         key = self.ring_key(request, max(sure.values()), sum(unseen.values()) > len(replicas) / 2, rng)
-        ring = Ring({each.id: each.capacity for each in self.replicas.values()}, self.config.vnodes)
+        ring = self.ring()
         rank = {name: rank for rank, name in enumerate(islice(ring.order(key), RANKS))}
         home = first(ring, key, unseen)
         homes = {first(ring, keys[2**power - 1], unseen): 2**power for power in range(len(keys).bit_length())}

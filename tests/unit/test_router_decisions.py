@@ -69,11 +69,12 @@ def test_a_retry_says_which_try_it_is_and_remembers_who_failed() -> None:
 
 
 def test_who_was_no_candidate_is_remembered_with_the_reason_of_that_moment() -> None:
-    view = view_of("a", "b", "c", "d", "e")
+    view = view_of("a", "b", "c", "d", "e", "f")
     pool = view.pools["tiny"]
-    draining, starting = (replica(name, f"http://{name}", block_size=16) for name in "bc")
+    draining, starting, retiring = (replica(name, f"http://{name}", block_size=16) for name in "bcf")
+    retiring.wanted = records_pb2.WANTED_RETIRE
     draining.state, starting.state = records_pb2.STATE_DRAINING, records_pb2.STATE_STARTING
-    view.records(registry_pb2.Records(replicas=[draining, starting]), now=0.0)
+    view.records(registry_pb2.Records(replicas=[draining, starting, retiring]), now=0.0)
     view.reached(pool.targets["d"], False)
     while not pool.fleet.health.ejected("e", 10.0):
         pool.fleet.observe("e", core.Outcome.FAULT, 10.0)
@@ -90,6 +91,7 @@ def test_who_was_no_candidate_is_remembered_with_the_reason_of_that_moment() -> 
         "c": "not_ready",
         "d": "unhealthy",
         "e": "ejected",
+        "f": "retiring",
     }
     assert {each.replica for each in remembered.decision.candidates} == {"a"}
 

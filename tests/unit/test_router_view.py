@@ -241,6 +241,19 @@ def test_a_replica_that_draining_or_refused_connections_is_not_ready() -> None:
     assert fleet.replicas["a"].ready
 
 
+def test_a_replica_that_retires_is_ready_and_off_the_ring() -> None:
+    leaver, heir = replica("a", "http://a"), replica("b", "http://b")
+    leaver.wanted = records_pb2.WANTED_RETIRE
+    view = view_of(leaver, heir)
+    fleet = view.pools["tiny"].fleet
+    assert fleet.replicas["a"].ready
+    assert fleet.retiring == {"a"}
+    assert fleet.ring.home(1) == "b"
+    leaver.wanted = records_pb2.WANTED_RUN
+    view.records(registry_pb2.Records(replicas=[leaver]), now=1.0)
+    assert not fleet.retiring
+
+
 def test_what_other_routers_sent_is_believed_for_this_life_of_the_replica_only() -> None:
     view = view_of(replica("a", "http://a", epoch=2))
     view.digest(snapshot("a", [1], epoch=2), 0.0)

@@ -205,7 +205,7 @@ class AdmissionQueue:
         holds it, while the others do nothing. One more copy serves all of them, so their waits count together,
         against a miss for each copy there is: copies follow demand.
         """
-        free = frozenset(name for name in free if not fleet.health.ejected(name, now))
+        free = frozenset(name for name in free - fleet.retiring if not fleet.health.ejected(name, now))
         if not free:
             return None
         rate = min(fleet.rates[name] for name in free)

@@ -16,7 +16,7 @@ def alternatives(request: Request, decision: Decision, fleet: Fleet, now: float,
     if isinstance(decision.candidates, Explanation):
         names = decision.candidates.cheapest(most)
     else:
-        panel = fleet.panel(request.adapter, request.role)
+        panel = fleet.panel(request.adapter, request.role, fleet.retiring)
         order = fleet.load.loads(now)[panel.seats].argsort(kind="stable")[:most]
         names = [panel.ids[row] for row in order.tolist()]
     return [name for name in names if name not in out][:count]

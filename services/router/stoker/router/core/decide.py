@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stoker.common.errors import Unavailable
-from stoker.router.core import few, homes
+from stoker.router.core import few, homes, leaving
 from stoker.router.core.explanation import ALIKE_DIGITS, RANKS, Columns
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.match import Match, match
@@ -71,13 +71,24 @@ def candidates(request: Request, fleet: Fleet, now: float) -> tuple[Panel, bool]
 
     Raises Unavailable (reason NO_REPLICA) when there is none.
     """
-    able = fleet.panel(request.adapter, request.role, request.exclude)
-    if not able.ids:
-        raise Unavailable(_no_replica(request, fleet), reason="NO_REPLICA", retry_after_s=1.0)
     out = frozenset() if fleet.health.quiet else fleet.health.out(now)
-    if not out:
+    shut = leaving.closed(request, fleet)
+    if shut:
+        found, panic = _admitted(request, fleet, request.exclude | shut, out)
+        if found.ids and not panic:
+            return found, False
+    found, panic = _admitted(request, fleet, request.exclude, out)
+    if not found.ids:
+        raise Unavailable(_no_replica(request, fleet), reason="NO_REPLICA", retry_after_s=1.0)
+    return found, panic
+
+
+def _admitted(request: Request, fleet: Fleet, exclude: frozenset[str], out: frozenset[str]) -> tuple[Panel, bool]:
+    """Return those who are not `out`, or where these are too few all, and then True."""
+    able = fleet.panel(request.adapter, request.role, exclude)
+    if not out or not able.ids:
         return able, False
-    admitted = fleet.panel(request.adapter, request.role, request.exclude | out)
+    admitted = fleet.panel(request.adapter, request.role, exclude | out)
     if not admitted.ids or len(admitted) < fleet.config.panic_share * len(able):
         return able, True
     return admitted, False

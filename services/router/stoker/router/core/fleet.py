@@ -53,6 +53,7 @@ class Fleet:
         self._kv_blocks = 0  # of all replicas
         self._ring = Ring({}, self.config.vnodes)
         self._ring_holds = True  # who is announced
+        self.retiring: frozenset[str] = frozenset()
         self._panels: dict[tuple[str, Role, frozenset[str]], Panel] = {}
 
     @property
@@ -62,9 +63,13 @@ class Fleet:
 
     @property
     def ring(self) -> Ring:
-        """The ring of all announced replicas: draining or ejected ones keep their place, so that keys stay."""
+        """The ring of all announced replicas that do not retire, or of all where all do.
+
+        Draining or ejected ones keep their place, so that keys stay.
+        """
         if not self._ring_holds:
-            self._ring = self._ring.turned_to({replica.id: replica.capacity for replica in self._replicas.values()})
+            staying = self._replicas.keys() - self.retiring or self._replicas.keys()
+            self._ring = self._ring.turned_to({name: self._replicas[name].capacity for name in staying})
             self._ring_holds = True
         return self._ring
 
@@ -86,8 +91,9 @@ class Fleet:
     def put(self, replica: Replica) -> None:
         """Add a replica or replace what was announced of it."""
         old = self._replicas.get(replica.id)
-        if old is None or old.capacity != replica.capacity:
+        if old is None or (old.capacity, old.retiring) != (replica.capacity, replica.retiring):
             self._ring_holds = False
+            self.retiring = self.retiring - {replica.id} | ({replica.id} if replica.retiring else set())
         if old is None or replace(old, prefill_rate=replica.prefill_rate) != replica:
             self._panels.clear()
         self._kv_blocks += replica.kv_blocks - (old.kv_blocks if old else 0)
@@ -102,6 +108,7 @@ class Fleet:
             return
         self._kv_blocks -= gone.kv_blocks
         self._ring_holds = False
+        self.retiring -= {replica}
         self._panels.clear()
         self.rates.remove(replica)
         self.ramp.remove(replica)

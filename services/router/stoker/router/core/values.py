@@ -45,7 +45,8 @@ class Replica:
     `capacity` is its relative weight (1.0 for the reference machine). `prefill_rate` is measured in
     uncached prompt tokens per second, None before it was; `block_size` in tokens; `kv_blocks` is the GPU
     cache's size in blocks, 0 when unknown. An empty `adapters` means base model only. `ready_at` is when it became
-    ready, in the router's monotonic seconds; None where that is long ago.
+    ready, in the router's monotonic seconds; None where that is long ago. One that is `retiring` is about to drain:
+    it has no place on the ring, and takes prompts only that it alone holds.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Replica:
     draining: bool = False
     adapters: frozenset[str] = frozenset()
     ready_at: float | None = None
+    retiring: bool = False
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -182,4 +182,4 @@ def _why_not(decided: Decided, target: Target) -> str:
         return "ejected"
     if plan.request.adapter not in ("", *target.record.engine.model_names[1:]):
         return "no_adapter"
-    return "not_considered"
+    return "retiring" if target.retiring else "not_considered"

@@ -113,6 +113,11 @@ class Target:
         """Takes nothing new."""
         return self.record.state == records_pb2.STATE_DRAINING or self.record.wanted == records_pb2.WANTED_DRAIN
 
+    @property
+    def retiring(self) -> bool:
+        """About to drain: takes only what it alone holds."""
+        return self.record.wanted == records_pb2.WANTED_RETIRE
+
     def reads_by(self, tokenizer_sha256: str) -> bool:
         """Whether it is proved to read a prompt as this router does with that tokenizer."""
         return self.parity == OK and self.record.engine.tokenizer_sha256 == tokenizer_sha256
@@ -176,6 +181,7 @@ class Pool:
                 draining=target.draining,
                 adapters=frozenset(engine.model_names[1:]),
                 ready_at=target.ready_at,
+                retiring=target.retiring,
             )
         )
 

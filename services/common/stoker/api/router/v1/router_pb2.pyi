@@ -512,7 +512,7 @@ class Excluded(Message):
     """The replica."""
     reason: str
     """Stable reason: "draining", "ejected", "unhealthy", "not_ready", "no_adapter", "already_tried",
-    "pinned_elsewhere" or "not_considered".
+    "pinned_elsewhere", "retiring" (others hold as much of the prompt, or it holds little) or "not_considered".
     """
     def __init__(
         self,
