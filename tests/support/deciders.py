@@ -52,8 +52,13 @@ async def planner_status(endpoint: str) -> planner_pb2.GetPlannerStatusResponse:
 class DeciderProcess:
     """A scaler or planner as a process of its own."""
 
-    def __init__(self, role: str, registries: list[str], directory: Path) -> None:
+    def __init__(
+        self, role: str, registries: list[str], directory: Path, *, prelude: str = "", **settings: object
+    ) -> None:
+        """`prelude` is code that runs in it before the service does."""
         self.role = role
+        self._prelude = prelude
+        self._settings = settings
         self.endpoint = f"127.0.0.1:{free_port()}"
         self.candidate = f"{role}-{self.endpoint.rpartition(':')[2]}"
         self._registries = registries
@@ -68,11 +73,13 @@ class DeciderProcess:
             "loop.leader_ttl_s": TTL_S,
             "loop.tick_s": 0.1,
             "loop.stale_after_s": 3.0,
+            **self._settings,
         }
+        program = f"{self._prelude}\nfrom stoker.{self.role}.app import main; main()"
         arguments = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from stoker.{self.role}.app import main; main()", *arguments],
+                [sys.executable, "-c", program, *arguments],
                 stdout=log,
                 stderr=log,
             )

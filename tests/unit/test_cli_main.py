@@ -31,7 +31,7 @@ def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No stack of the developer's, no logging set up for the tests that follow."""
     monkeypatch.setattr(logs, "setup", lambda *_: None)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    for name in ("STOKER_REGISTRY", "STOKER_ROUTER", "STOKER_PLANNER"):
+    for name in ("STOKER_REGISTRY", "STOKER_ROUTER", "STOKER_PLANNER", "STOKER_SCALER"):
         monkeypatch.delenv(name, raising=False)
     with capture_logs():
         yield
@@ -48,6 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 VERBS = (
     *("up", "down", "demo", "status", "deploy", "scale", "delete", "logs", "explain", "doctor"),
     *("drain node", "drain replica", "bench routing", "bench replay"),
+    *("scaler why", "scaler dry-run", "scaler policy", "scaler pause", "scaler resume"),
 )
 
 

@@ -41,6 +41,15 @@ RouterOption = Annotated[
         show_default=False,
     ),
 ]
+ScalerOption = Annotated[
+    str,
+    typer.Option(
+        "--scaler",
+        envvar="STOKER_SCALER",
+        help="Scalers, host:port, several with commas; any answers, leading or not. Default: the local stack's.",
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -51,15 +60,17 @@ class Addresses:
     routers: tuple[str, ...]
     local: StackState | None = None
     planners: tuple[str, ...] = ()
+    scalers: tuple[str, ...] = ()
 
     @classmethod
-    def find(cls, registry: str = "", router: str = "", planner: str = "") -> Addresses:
+    def find(cls, registry: str = "", router: str = "", planner: str = "", scaler: str = "") -> Addresses:
         """From what the user named, and the local stack for the rest."""
         local = None if registry and router else LocalStack(Home.default()).state()
         registries = _split("--registry", registry) or (local.endpoints.registry if local else ())
         routers = _split("--router", router) or (local.endpoints.router if local and not registry else ())
         planners = _split("--planner", planner) or ((local.endpoints.planner,) if local and not registry else ())
-        return cls(registries, routers, None if registry else local, planners)
+        scalers = _split("--scaler", scaler) or ((local.endpoints.scaler,) if local and not registry else ())
+        return cls(registries, routers, None if registry else local, planners, scalers)
 
     def require_registries(self) -> tuple[str, ...]:
         """The registries. Raises StokerError when none is known."""
@@ -68,6 +79,10 @@ class Addresses:
     def require_routers(self) -> tuple[str, ...]:
         """The routers. Raises StokerError when none is known."""
         return self._require(self.routers, "router", "--router", "STOKER_ROUTER")
+
+    def require_scalers(self) -> tuple[str, ...]:
+        """The scalers. Raises StokerError when none is known."""
+        return self._require(self.scalers, "scaler", "--scaler", "STOKER_SCALER")
 
     @staticmethod
     def _require(found: tuple[str, ...], what: str, flag: str, variable: str) -> tuple[str, ...]:

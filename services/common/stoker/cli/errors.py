@@ -35,7 +35,9 @@ _NEXT = {
     "CRASH_LOOP": "mend what its log says (`stoker logs REPLICA`), then `stoker deploy` again",
     "BAD_FILE": "correct the lines named and try again",
     "NOT_CONFIRMED": "answer y, or give --yes",
-    "SCALED_BY_POLICY": "change `scaling` in its file (`bounds`, or `kind: fixed`), then `stoker deploy` it",
+    "SCALED_BY_POLICY": "change its bounds (`stoker scaler policy DEPLOYMENT --set bounds.most=N`), "
+    "or fix the count (`… --policy fixed`), then scale",
+    "HOLDING": "try again in a few seconds; if it lasts, `stoker status` shows what is out of reach",
     "NOT_LEADER": "try again in a few seconds; another process has just taken over",
 }
 _NEXT_BY_CODE = {

@@ -15,6 +15,7 @@ from rich.text import Text
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.cli.fleet import Fleet, last_error, state_name
 from stoker.cli.parity import OK, PENDING
+from stoker.cli.scaler_report import kind_name
 from stoker.local.state import StackState
 
 _COLOURS = {"ready": "green", "starting": "yellow", "draining": "cyan", "backoff": "red", "unhealthy": "red"}
@@ -77,6 +78,9 @@ def _deployment(
         "wanted": deployment.spec.replicas,
         "desired": desired.replicas if desired is not None else None,
         "desired_reason": desired.reason if desired is not None else None,
+        "policy": kind_name(deployment.spec.scaling),
+        "paused": deployment.HasField("pause"),
+        "pause_note": deployment.pause.note or None,
         "ready": sum(r.state == records_pb2.STATE_READY for r in own),
     }
 
@@ -151,12 +155,13 @@ def _local(state: StackState | None) -> dict[str, Any] | None:
 def as_tables(value: dict[str, Any]) -> list[RenderableType]:
     """The same value for people."""
     shown: list[RenderableType] = []
-    table = _table("deployment", "model", "engine", "ready", "desired", "generation")
+    table = _table("deployment", "model", "engine", "ready", "desired", "policy", "generation")
     for d in value["deployments"]:
         wanted = d["desired"] if d["desired"] is not None else d["wanted"]
         ready = Text(f"{d['ready']}/{wanted}", style="green" if d["ready"] >= wanted else "yellow")
         desired = f"{_or_dash(d['desired'])}" + (f" ({d['desired_reason']})" if d["desired_reason"] else "")
-        table.add_row(d["deployment"], Text(d["model"]), d["engine"], ready, desired, str(d["generation"]))
+        policy = Text(f"{d['policy']}, paused", style="yellow") if d["paused"] else Text(d["policy"])
+        table.add_row(d["deployment"], Text(d["model"]), d["engine"], ready, desired, policy, str(d["generation"]))
     shown.append(table if value["deployments"] else "no deployments; create one with `stoker deploy -f FILE`")
     shown += _waiting(value)
     if value["replicas"]:

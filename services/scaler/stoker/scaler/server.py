@@ -87,9 +87,9 @@ class ScalerServicer(scaler_pb2_grpc.ScalerServiceServicer):
     ) -> scaler_pb2.DryRunResponse:
         """What a policy would decide."""
         validation.require(validation.name("deployment", request.deployment))
+        validation.require(scaling.policy("policy", request.policy, Limits()))
         name, deployment = request.deployment, self._deployment(request.deployment)
         tried = request.policy if request.HasField("policy") else deployment.spec.scaling
-        validation.require(scaling.policy("policy", tried, Limits()))
         if held := self._doubt():
             raise Unavailable(f"nothing can be decided now: {held}", reason="HOLDING", retry_after_s=2.0)
         policy = policy_from(tried, paused=deployment.HasField("pause"))
