@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ async def staged(etcd: EtcdServer, directory: Path, call: str) -> AsyncIterator[
     registry = RegistryProcess(etcd.endpoint, directory)
     mark = directory / "mark"
     mark.write_text("run")
-    settings = {"sample_s": 0.5, "history_s": 10}
+    settings: dict[str, Any] = {"sample_s": 0.5, "history_s": 10}
     started: list[DeciderProcess] = []
     try:
         registry.start()

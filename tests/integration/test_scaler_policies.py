@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
@@ -100,11 +100,11 @@ async def staged(registry: RegistryUnderTest) -> AsyncIterator[Stage]:
         yield Stage(client, watcher, agent, router)
 
 
-async def ask(endpoint: str, call: Callable[[scaler_pb2_grpc.ScalerServiceAsyncStub], R]) -> R:
+async def ask(endpoint: str, call: Callable[[scaler_pb2_grpc.ScalerServiceAsyncStub], Awaitable[R]]) -> R:
     async with rpc.channel(endpoint) as channel:
         stub: scaler_pb2_grpc.ScalerServiceAsyncStub = scaler_pb2_grpc.ScalerServiceStub(channel)
         try:
-            return await call(stub)  # type: ignore[misc, no-any-return]
+            return await call(stub)
         except grpc.aio.AioRpcError as error:
             raise rpc.error_from(error) from error
 

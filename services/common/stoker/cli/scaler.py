@@ -114,8 +114,8 @@ def policy(
     if not remove and not changes:
         request = scaler_pb2.WhyDeploymentRequest(deployment=deployment, samples=1, minutes=1)
         told = run(_ask(targets, tls, lambda stub: stub.WhyDeployment(request, timeout=_CALL_S)))
-        value = {"deployment": deployment, "policy": scaler_report.policy_json(told.policy)}
-        out.result(value, *scaler_report.policy_lines(value["policy"]))
+        shown = scaler_report.policy_json(told.policy)
+        out.result({"deployment": deployment, "policy": shown}, *scaler_report.policy_lines(shown))
         return
     wanted = _wanted(kind, settings or [], file) if changes else None
 
@@ -129,12 +129,9 @@ def policy(
         return (await _ask(targets, tls, lambda stub: stub.SetPolicy(request, timeout=_CALL_S))).deployment
 
     written = run(work())
-    value = {
-        "deployment": deployment,
-        "generation": written.generation,
-        "policy": scaler_report.policy_json(written.spec.scaling),
-    }
-    said = value["policy"]["kind"] if written.spec.HasField("scaling") else f"fixed at {written.spec.replicas}"
+    shown = scaler_report.policy_json(written.spec.scaling)
+    value = {"deployment": deployment, "generation": written.generation, "policy": shown}
+    said = shown["kind"] if written.spec.HasField("scaling") else f"fixed at {written.spec.replicas}"
     out.result(value, f"{deployment}: {said}, generation {written.generation}; see `stoker scaler why {deployment}`")
 
 
