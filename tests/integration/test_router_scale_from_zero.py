@@ -22,13 +22,14 @@ from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
 from stoker.common.errors import StokerError
 from stoker.local.model import cached
-from stoker.registry.client import DemandSeen, FleetWatch, RegistryClient
+from stoker.registry.client import FleetWatch, RegistryClient
 from stoker.router.app import RouterApp
 from stoker.router.envoy.addresses import Addresses
 from stoker.router.envoy.check import Checks
 from stoker.router.envoy.flights import Ending, Flights
 from stoker.router.http.port import Answer, Ask
 from tests.support.agents import Agent, Registry, until
+from tests.support.deciders import DeciderProcess
 from tests.support.engines import FAST, TINY, RunningEngine, running_engine
 from tests.support.etcd import EtcdServer
 from tests.support.fleet import SPEC_ARGS
@@ -37,6 +38,8 @@ from tests.support.waiting import eventually
 
 BODY = {"model": "tiny", "prompt": "Feed the fire, stoker.", "max_tokens": 4, "stream": True,
         "stream_options": {"include_usage": True}}  # fmt: skip
+
+_TOPICS = (registry_pb2.TOPIC_REPLICAS, registry_pb2.TOPIC_DESIRED)
 
 
 def spec(**bounds: int) -> common_pb2.DeploymentSpec:
@@ -194,22 +197,30 @@ async def test_without_a_policy_that_starts_one_nobody_is_held(tmp_path: Path) -
 
 
 async def test_a_request_brings_a_model_back_through_the_real_services(tmp_path: Path, etcd: EtcdServer) -> None:
-    """Router, registry and agent are real; a few lines stand in for scaler and planner."""
     with contextlib.ExitStack() as held:
         registry = Registry(tmp_path, etcd.endpoint)
         registry.start()
         held.callback(registry.kill)
         endpoints = [registry.endpoint]
         held.enter_context(Agent(tmp_path, "node-a", endpoints).running())
+        deciders = [DeciderProcess(role, endpoints, tmp_path) for role in ("scaler", "planner")]
+        for decider in deciders:
+            decider.start()
+            held.callback(decider.kill)
         async with (
             RegistryClient(endpoints) as client,
             running_router(f"registries={endpoints}") as router,
             aiohttp.ClientSession() as http,
-            FleetWatch(endpoints, [registry_pb2.TOPIC_DEMAND, registry_pb2.TOPIC_NODES]) as watch,
+            FleetWatch(endpoints, _TOPICS) as watch,
         ):
             await router.watch()
-            await until("the agent is known", lambda: "node-a" in watch.view.nodes)
-            deployment = await client.put_deployment(spec(least=0))
+            for decider in deciders:
+                await eventually(decider.leading, f"{decider.role} leads", 20, not_yet=(grpc.aio.AioRpcError,))
+            policy = spec(least=0, most=1)
+            policy.scaling.bounds.idle_s = 3.0
+            policy.scaling.pace.CopyFrom(scaling_pb2.ScalingPace(down_cooldown_s=0.0, settle_s=3.0))
+            policy.replicas = 0
+            await client.put_deployment(policy)
             await until("the router knows the deployment", lambda: router.view.deployed.wakes("tiny"))
 
             async def asked() -> int:
@@ -217,23 +228,7 @@ async def test_a_request_brings_a_model_back_through_the_real_services(tmp_path:
                     assert b"[DONE]" in await answer.read()
                     return answer.status
 
-            answering = asyncio.create_task(asked())
-            async with asyncio.timeout(20):
-                async for event in watch.events():
-                    if isinstance(event, DemandSeen) and any(each.held for each in event.demand):
-                        break
-            leader = await client.acquire_leadership("planner", "test", 30)
-            assignment = records_pb2.Assignment(
-                replica_id="tiny-0",
-                deployment="tiny",
-                spec=deployment.spec,
-                generation=deployment.generation,
-                members=[records_pb2.GangMember(rank=0, node_id="node-a")],
-                wanted=records_pb2.WANTED_RUN,
-            )
-            await client.apply_assignments(leader.fence, [assignment])
-            assert await asyncio.wait_for(answering, 40) == 200
-            async with asyncio.timeout(20):
-                async for event in watch.events():
-                    if isinstance(event, DemandSeen) and any(each.finished for each in event.demand):
-                        break
+            answers = await asyncio.wait_for(asyncio.gather(*(asked() for _ in range(4))), 60)
+            assert answers == [200] * 4
+            await until("nobody asks: the replica goes", lambda: not watch.view.replicas, within_s=40)
+            assert await asyncio.wait_for(asked(), 60) == 200, "and comes back for the next request"
