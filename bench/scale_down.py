@@ -146,7 +146,7 @@ class World:
         }
         worth = self.warmth.worth(now, staying=_STAYING)
         rates = victims.Rates(rate, self.hardware.request_s)
-        choice = victims.choose(members, GOING, loads, now, fresh_s=10.0, worth=lambda: worth, rates=rates)
+        choice = victims.choose(members, GOING, loads, now, fresh_s=10.0, worth=worth, rates=rates)
         return tuple(sorted(choice.victims))
 
     def knowing(self) -> Pair:

@@ -57,14 +57,16 @@ async def test_every_other_router_hears_it_and_its_sender_does_not(registry: Reg
         await set_all(one.watch.synced, two.watch.synced, teller.connected, same_name.connected)
         same_name.announce("chat-9", 1, [9], 1, 1)
         await eventually(lambda: same_name.sent == 1)
-        teller.announce("chat-0", 7, [1, 2**64 - 1], 320, 700)
-        teller.announce("code-3", 2, range(10_000), 1, 2)
+        teller.announce("chat-0", 7, [1, 2**64 - 1], 320, 700, touched=[16, 2**64 - 16])
+        teller.announce("code-3", 2, range(10_000), 1, 2, touched=range(0, 160_000, 16))
         for watcher in (one, two):
             await eventually(lambda: len(heard(watcher)) == 2)  # noqa: B023
             first, second = heard(watcher)
             assert (first.replica_id, first.epoch, first.prefill_tokens, first.kv_tokens) == ("chat-0", 7, 320, 700)
             assert list(unpack_keys(first.keys)) == [1, 2**64 - 1]
+            assert list(unpack_keys(first.touched)) == [16, 2**64 - 16]
             assert list(unpack_keys(second.keys)) == list(range(4_096)), "of a longer prompt the first blocks"
+            assert list(unpack_keys(second.touched)) == list(range(0, 65_536, 16))
             assert first.age_ms >= 15, "as old as the batch it waited for"
         assert {e.sender for w in (one, two) for e in w.events if isinstance(e, DispatchesSeen)} == {"router-1"}
 

@@ -23,7 +23,7 @@ Told = tuple[str, str, list[int]]
 told: st.SearchStrategy[Told] = st.one_of(
     st.tuples(st.just("used"), st.just(""), keys),
     st.tuples(st.sampled_from(["stored", "removed"]), replica, keys),
-    st.tuples(st.sampled_from(["cleared", "forget"]), replica, st.just([])),
+    st.tuples(st.sampled_from(["holds", "forget"]), replica, st.just([])),
 )
 stories = st.lists(st.tuples(st.floats(-5, 500), told), max_size=60)
 worths = st.dictionaries(st.integers(1, 31), st.floats(0, 1e6), max_size=20).map(lambda held: Worth(held, BITS))
@@ -40,8 +40,8 @@ def live(story: list[tuple[float, Told]], limit: int = 40) -> tuple[Warmth, floa
                 warmth.stored(name, about, now)
             case "removed":
                 warmth.removed(name, about, now)
-            case "cleared":
-                warmth.cleared(name)
+            case "holds":
+                warmth.holds(name, [], now)
             case _:
                 warmth.forget(name)
     return warmth, now
@@ -72,7 +72,7 @@ def test_what_replicas_are_said_to_hold_is_what_they_were_told_to(
             holds[name] |= even
         elif what == "removed":
             holds[name] -= even
-        elif what in ("cleared", "forget"):
+        elif what in ("holds", "forget"):
             holds[name] = set()
     for name in NAMES:
         assert set(warmth.held_by([name], now)) == holds[name]
@@ -112,7 +112,7 @@ def test_victims_leave_each_domain_its_minimum_and_stand_once_chosen(
     fleet: tuple[list[Replica], dict[str, Load], Worth], surplus: int, least: int
 ) -> None:
     replicas, loads, worth = fleet
-    choose = {"fresh_s": 10.0, "worth": lambda: worth, "domain_least": least}
+    choose = {"fresh_s": 10.0, "worth": worth, "domain_least": least}
     choice = victims.choose(replicas, surplus, loads, 20.0, **choose)  # type: ignore[arg-type]
     assert len(set(choice.victims)) == len(choice.victims) == max(0, min(surplus, len(replicas)) - choice.kept)
     ready = [each for each in replicas if each.standing is Standing.READY]
@@ -131,7 +131,7 @@ def test_of_few_replicas_the_cheapest_go_together(worth: Worth, count: int, seed
     rng = Random(seed)
     ready = [Replica(name, "chat", Standing.READY) for name in NAMES]
     loads = {name: Load(0.0, rng.randint(0, 9), 0, 0) for name in NAMES}
-    choice = victims.choose(ready, count, loads, 0.0, fresh_s=1.0, worth=lambda: worth)
+    choice = victims.choose(ready, count, loads, 0.0, fresh_s=1.0, worth=worth)
     weighing = victims._Weighing(ready, loads, worth, victims.Rates(), 0.0, 1.0)
     ranks = [weighing._rank(going)[:3] for going in combinations(ready, count)]
     assert weighing._rank([each for each in ready if each.id in choice.victims])[:3] == min(ranks)

@@ -25,7 +25,7 @@ from stoker.scaler.core.values import (
     Replica,
     Standing,
 )
-from stoker.scaler.core.warmth import Warmth
+from stoker.scaler.core.warmth import Warmth, Worth
 
 ROUND_S = 2.0
 NEVER = float("inf")
@@ -87,10 +87,13 @@ class World:
             for name, known in self.known.items()
         }
 
+    def worths(self) -> dict[str, Worth]:
+        return {name: warmth.worth(self.now) for name, warmth in self.warmths.items()}
+
     def step(self) -> Decisions:
         policies = {name: known.policy for name, known in self.known.items()}
         decisions = decide(
-            self.fleet(), self.now, policies=policies, histories=self.histories(), warmths=self.warmths
+            self.fleet(), self.now, policies=policies, histories=self.histories(), worths=self.worths()
         )
         for name in decisions.removed:
             del self.desired[name]

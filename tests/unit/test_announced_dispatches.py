@@ -107,6 +107,8 @@ def test_who_does_not_ask_is_not_told() -> None:
         ({"replica_id": "Chat!"}, "replica_id"),
         ({"keys": b"123"}, "keys"),
         ({"keys": bytes(8 * (MAX_KEYS + 1))}, "keys"),
+        ({"touched": b"123"}, "touched"),
+        ({"touched": bytes(8 * (MAX_KEYS + 1))}, "touched"),
         ({"age_ms": 60_001}, "age_ms"),
         ({"prefill_tokens": 2**63}, "prefill_tokens"),
         ({"kv_tokens": 2**63}, "kv_tokens"),

@@ -7,7 +7,7 @@ import struct
 import pytest
 import xxhash
 
-from stoker.common.blocks import block_keys, pack_keys, root_key, unpack_keys, xor_digest
+from stoker.common.blocks import block_keys, pack_keys, root_key, sampled, unpack_keys, xor_digest
 from stoker.common.errors import InvalidRequest
 
 
@@ -92,3 +92,11 @@ def test_the_xor_digest_ignores_order_and_follows_changes() -> None:
 
 KNOWN_ROOT = 0x5CA624AA02F0DA60
 KNOWN_KEYS = [0x3D5DA8C6BD4CBE10, 0x308372B3A4121193]
+
+
+def test_one_key_in_sixteen_is_followed_whatever_the_prompt() -> None:
+    keys = block_keys(range(16 * 4_000), 16, root_key("model"))
+    followed = sampled(keys)
+    assert followed == [key for key in keys if key % 16 == 0]
+    assert 200 <= len(followed) <= 300
+    assert sampled(keys[:100]) == followed[: len(sampled(keys[:100]))]

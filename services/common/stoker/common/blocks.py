@@ -113,6 +113,11 @@ def pack_keys(keys: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
+def sampled(keys: Iterable[int]) -> list[int]:
+    """Return those keys that are followed one by one, in order: one in `SAMPLE` of any, for keys are hashes."""
+    return [key for key in keys if not key % SAMPLE]
+
+
 def unpack_keys(packed: bytes) -> array[int]:
     """Return the keys in a packed digest. Raises InvalidRequest when it is not a whole number of keys."""
     if len(packed) % 8:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from stoker.api.registry.v1 import registry_pb2
+from stoker.common.blocks import sampled
 from stoker.common.tls import Tls
 from stoker.registry.client import (
     Demands,
@@ -139,7 +140,8 @@ class Announcing:
             metrics.UNSAID.set(self._announcer.dropped)
 
     def tell(self, decided: Decided) -> None:
-        """Note a dispatch for the others; never waits. Keys over bytes go along: all routers make the same."""
+        """Note a dispatch for the others; never waits. Keys over bytes go along: all routers make the same, and what
+        is worth keeping shows in them as well."""
         if self._announcer is None:
             return
         plan, target = decided.plan, decided.target
@@ -151,6 +153,7 @@ class Announcing:
             told.prefill_tokens,
             told.kv_tokens,
             dp_rank=target.rank or 0,
+            touched=sampled(plan.request.keys),
         )
 
 

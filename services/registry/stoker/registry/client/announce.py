@@ -95,8 +95,10 @@ class DispatchAnnouncer:
         kv_tokens: int,
         *,
         dp_rank: int = 0,
+        touched: Sequence[int] = (),
     ) -> None:
-        """A request went to a replica; `keys` are those of its blocks that the replica's digest does not show.
+        """A request went to a replica; `keys` are those of its blocks that the replica's digest does not show,
+        `touched` the sampled ones of all its blocks.
 
         Of more than 4,096 keys the first are told; more tokens than a registry takes are told as its most.
         """
@@ -105,6 +107,7 @@ class DispatchAnnouncer:
             dp_rank=dp_rank,
             epoch=epoch,
             keys=pack_keys(keys[:MAX_KEYS]),
+            touched=pack_keys(touched[:MAX_KEYS]),
             prefill_tokens=min(prefill_tokens, MAX_TOKENS),
             kv_tokens=min(kv_tokens, MAX_TOKENS),
         )
@@ -235,7 +238,7 @@ class DispatchAnnouncer:
                 yield batch
                 batch, size = registry_pb2.AnnounceRequest(router_id=self.router_id), 0
             batch.dispatches.append(dispatch)
-            size += len(dispatch.keys)
+            size += len(dispatch.keys) + len(dispatch.touched)
         if batch.dispatches:
             yield batch
 

@@ -319,9 +319,10 @@ def announcement(request: registry_pb2.AnnounceRequest, router_id: str) -> Viola
 def dispatch(field: str, value: registry_pb2.Dispatch) -> Violations:
     """What is wrong with one dispatch."""
     yield from replica_id(f"{field}.replica_id", value.replica_id)
-    if len(value.keys) % 8:
-        yield FieldViolation(f"{field}.keys", f"{len(value.keys)} bytes are not a whole number of 8-byte keys")
-    yield from _at_most(f"{field}.keys", len(value.keys) // 8, MAX_KEYS)
+    for part, packed in (("keys", value.keys), ("touched", value.touched)):
+        if len(packed) % 8:
+            yield FieldViolation(f"{field}.{part}", f"{len(packed)} bytes are not a whole number of 8-byte keys")
+        yield from _at_most(f"{field}.{part}", len(packed) // 8, MAX_KEYS)
     yield from _at_most(f"{field}.dp_rank", value.dp_rank, _MAX_RANKS - 1)
     # Load that is not there would turn requests away until it ages.
     yield from _at_most(f"{field}.prefill_tokens", value.prefill_tokens, MAX_TOKENS)

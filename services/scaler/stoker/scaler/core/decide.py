@@ -24,7 +24,7 @@ from stoker.scaler.core.values import (
     Standing,
 )
 from stoker.scaler.core.variants import Variant
-from stoker.scaler.core.warmth import Warmth, Worth
+from stoker.scaler.core.warmth import Worth
 
 _FIXED = Policy()
 _NOTHING = History()
@@ -37,14 +37,14 @@ def decide(
     *,
     policies: Mapping[str, Policy] | None = None,
     histories: Mapping[str, History] | None = None,
-    warmths: Mapping[str, Warmth] | None = None,
+    worths: Mapping[str, Worth] | None = None,
     load_fresh_s: float = 10.0,
 ) -> Decisions:
     """The desired counts of all deployments at `now` (monotonic seconds), and which of them are news.
 
     `policies` and `histories` are by deployment: without a policy its specification's count stands, without a
-    history nothing is known of it, without a warmth nothing of what its caches are worth; that is looked at only
-    where ready replicas are to go.
+    history nothing is known of it, without a worth nothing of what its caches hold; that matters only where ready
+    replicas are to go, which the decision's `costs` tell.
 
     A pure function of what is persisted and seen: a scaler that has just started decides as the one before it
     would have. Running it again on its own outcome changes nothing. The caller must hold rather than call
@@ -55,7 +55,7 @@ def decide(
     for group in _groups(fleet, before, policies or {}, histories or {}):
         for member, outcome in _decided(group, now):
             made[member.name] = _with_victims(
-                member, outcome, fleet, now, (warmths or {}).get(member.name), load_fresh_s
+                member, outcome, fleet, now, (worths or {}).get(member.name), load_fresh_s
             )
     ordered = sorted(fleet.deployments, key=lambda deployment: deployment.name)
     desired = tuple(_persisted(made[each.name], each, before.get(each.name)) for each in ordered)
@@ -225,18 +225,12 @@ def _caps(group: Sequence[_Member]) -> Caps:
 
 
 def _with_victims(
-    member: _Member, outcome: _Outcome, fleet: Fleet, now: float, warmth: Warmth | None, fresh_s: float
+    member: _Member, outcome: _Outcome, fleet: Fleet, now: float, worth: Worth | None, fresh_s: float
 ) -> Decision:
     before, overdue_s, history = member.before, limits.overdue_s(member.history), member.history
-    surplus = len(member.replicas) - outcome.replicas
-
-    def worth() -> Worth:
-        staying = 1.0 - surplus / max(1, len(member.replicas))
-        return warmth.worth(now, staying=staying) if warmth is not None else Worth()
-
     choice = victims.choose(
         [replace(r, standing=Standing.FAILING) if _is_lost(r, now, overdue_s) else r for r in member.replicas],
-        surplus,
+        len(member.replicas) - outcome.replicas,
         fleet.loads,
         now,
         fresh_s=fresh_s,

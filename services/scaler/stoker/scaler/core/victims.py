@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -59,7 +59,7 @@ def choose(
     *,
     fresh_s: float,
     before: Sequence[str] = (),
-    worth: Callable[[], Worth] = Worth,
+    worth: Worth | None = None,
     rates: Rates | None = None,
     domain_least: int = 0,
 ) -> Choice:
@@ -72,8 +72,7 @@ def choose(
     which nothing was told may be the most valuable. Equals go by name, the highest ordinal first.
 
     All this changes with every report, so a choice once made (`before`) stands while it still serves: the same
-    number of victims, all of them still there, and none of them ready while others are not. `worth` is asked for
-    only when a new choice is made among ready replicas.
+    number of victims, all of them still there, and none of them ready while others are not.
     """
     staying = [replica for replica in replicas if not replica.leaving]
     idle = sorted((r for r in staying if r.standing is not Standing.READY), key=lambda r: (r.standing, _last(r.id)))
@@ -88,7 +87,7 @@ def choose(
     names = [replica.id for replica in idle]
     if _stands(before, staying, len(idle) + most, most) and room.holds(r for r in ready if r.id in before):
         return Choice(tuple(before), kept=kept)
-    held = worth().within([replica.id for replica in ready], most) if len(ready) > most else Worth()
+    held = (worth or Worth()).within([replica.id for replica in ready], most)
     weighing = _Weighing(ready, loads, held, rates or Rates(), now, fresh_s)
     chosen = weighing.least(most, room)
     costs = weighing.costs(chosen)

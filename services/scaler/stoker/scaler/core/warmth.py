@@ -29,6 +29,8 @@ _SHORTEST_S = 1e-3
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Part = tuple[str, str]
+"""A replica, and which of its caches: a tier, a data-parallel rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,11 @@ class _Block:
 class Worth:
     """What is held at one moment, in tokens that are expected to be asked for while their replicas keep them.
 
-    `by_holders` sums it by the set of replicas that hold the same blocks (bits; `bits` names them). `keep_s` says
-    how long each replica keeps what nobody asks for.
+    `by_holders` sums it by the set of replicas that hold the same blocks (bits; `bits` names them).
     """
 
     by_holders: Mapping[int, float] = field(default_factory=dict)
     bits: Mapping[str, int] = field(default_factory=dict)
-    keep_s: Mapping[str, float] = field(default_factory=dict)
 
     def lost_with(self, replicas: Iterable[str]) -> float:
         """Tokens that go when all these replicas go: those of blocks that nobody else holds."""
@@ -89,7 +89,7 @@ class Worth:
             for holders, tokens in self.by_holders.items()
             if not holders & ~able and holders.bit_count() <= most
         }
-        return Worth(losable, self.bits, self.keep_s)
+        return Worth(losable, self.bits)
 
 
 class Warmth:
@@ -108,10 +108,10 @@ class Warmth:
         self.limit = self.config.limit
         """Blocks remembered. May be changed at any time; takes effect with the next call."""
         self._blocks: OrderedDict[int, _Block] = OrderedDict()
-        self._bits: dict[str, int] = {}
+        self._bits: dict[Part, int] = {}
         self._ended = np.zeros((_KINDS, _BUCKETS))
-        self._held: dict[str, int] = {}
-        self._evicted: dict[str, deque[tuple[float, float]]] = {}
+        self._held: dict[Part, int] = {}
+        self._evicted: dict[Part, deque[tuple[float, float]]] = {}
         self._faded_at: float | None = None
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class Warmth:
     @property
     def replicas(self) -> Collection[str]:
         """Those of which anything was told."""
-        return self._bits.keys()
+        return {replica for replica, _ in self._bits}
 
     def used(self, keys: Iterable[int], now: float) -> None:
         """A request asked for the prompt with these blocks, in order."""
@@ -138,74 +138,68 @@ class Warmth:
             parent = key
         self._trim()
 
-    def stored(self, replica: str, keys: Iterable[int], now: float) -> None:
-        """A replica holds these blocks now. Those of which no use is known count as used now, for once."""
-        bit = self._bit(replica)
+    def stored(self, replica: str, keys: Iterable[int], now: float, cache: str = "") -> None:
+        """A replica holds these blocks now, in one of its caches. Those of which no use is known count as used now,
+        for once."""
+        part = (replica, cache)
+        bit = self._bit(part)
         for key in keys:
             if key % self.config.sample == 0:
                 block = self._blocks.get(key)
                 if block is None:
                     block = self._blocks[key] = _Block(now)
-                self._held[replica] += not block.holders & bit
+                self._held[part] += not block.holders & bit
                 block.holders |= bit
         self._trim()
 
-    def removed(self, replica: str, keys: Iterable[int], now: float) -> None:
-        """A replica has evicted these blocks."""
-        bit = self._bit(replica)
+    def removed(self, replica: str, keys: Iterable[int], now: float, cache: str = "") -> None:
+        """A replica has evicted these blocks from one of its caches."""
+        part = (replica, cache)
+        bit = self._bit(part)
         for key in keys:
             block = self._blocks.get(key) if key % self.config.sample == 0 else None
             if block is not None and block.holders & bit:
                 block.holders &= ~bit
-                self._held[replica] -= 1
-                self._evicted[replica].append((now, now - block.last))
+                self._held[part] -= 1
+                self._evicted[part].append((now, now - block.last))
 
-    def cleared(self, replica: str) -> None:
-        """A replica holds nothing, or what it holds is about to be told anew."""
-        bit = self._bit(replica)
-        self._held[replica] = 0
-        for block in self._blocks.values():
-            block.holders &= ~bit
+    def holds(self, replica: str, keys: Iterable[int], now: float, cache: str = "") -> None:
+        """A replica holds these blocks in one of its caches, and no others."""
+        if (replica, cache) in self._bits:
+            self._clear((replica, cache))
+        self.stored(replica, keys, now, cache)
 
     def forget(self, replica: str) -> None:
         """A replica is gone, and what it held with it."""
-        if replica in self._bits:
-            self.cleared(replica)
-            del self._bits[replica], self._held[replica], self._evicted[replica]
+        for part in [part for part in self._bits if part[0] == replica]:
+            self._clear(part)
+            del self._bits[part], self._held[part], self._evicted[part]
 
     def keep_s(self, replica: str, now: float) -> float:
-        """How long a replica keeps a block that nobody asks for: as old as those that it evicted, or, when it has
-        got less to do since, as long as it needs to evict all that it holds. `longest_s` while it evicts nothing."""
-        evicted = self._evicted.get(replica) or deque()
-        if len(evicted) < _FEW_EVICTIONS / self.config.sample:
-            return self.config.longest_s
-        lately = [at for at, _ in evicted if now - at <= _LATELY_S]
-        over_s = _LATELY_S if len(lately) < len(evicted) else now - evicted[0][0]
-        turnover_s = self._held[replica] * over_s / max(1, len(lately))
-        age_s = float(np.quantile([age for _, age in evicted], _LATE))
-        return min(self.config.longest_s, max(age_s, turnover_s))
+        """How long a replica keeps a block that nobody asks for; of several caches the longest."""
+        return max((self._keep_s(part, now) for part in self._bits if part[0] == replica), default=0.0)
 
     def worth(self, now: float, *, staying: float = 1.0) -> Worth:
         """What each set of replicas holds alone. `staying` is the share of the caches that will be left: they keep
         blocks for so much shorter."""
-        keep_s = {replica: self.keep_s(replica, now) * staying for replica in self._bits}
+        bits = {name: 1 << place for place, name in enumerate(sorted(self.replicas))}
         held = [block for block in self._blocks.values() if block.holders]
+        chances: dict[int, float] = {}
+        for block, chance in zip(held, self._chances(held, now, staying), strict=True):
+            chances[block.holders] = chances.get(block.holders, 0.0) + chance
         by_holders: dict[int, float] = {}
-        for block, chance in zip(held, self._chances(held, now, keep_s), strict=True):
-            by_holders[block.holders] = by_holders.get(block.holders, 0.0) + chance
-        scale = self.block_tokens * self.config.sample
-        return Worth({holders: scale * sum_ for holders, sum_ in by_holders.items()}, dict(self._bits), keep_s)
+        for holders, sum_ in chances.items():
+            together = sum(bits[name] for name in self._names(holders))
+            by_holders[together] = by_holders.get(together, 0.0) + self.block_tokens * self.config.sample * sum_
+        return Worth(by_holders, bits)
 
     def held_by(self, going: Collection[str], now: float, *, staying: float = 1.0) -> dict[int, Held]:
         """The followed blocks of replicas that go, by key: what `warming.plan` takes, each for `block_tokens` times
         `sample` tokens."""
-        bits = sum(self._bits.get(replica, 0) for replica in going)
-        keep_s = {replica: self.keep_s(replica, now) * staying for replica in self._bits}
+        bits = sum(bit for (name, _), bit in self._bits.items() if name in going)
         mine = {key: block for key, block in self._blocks.items() if block.holders & bits}
-        elsewhere: dict[int, frozenset[str]] = {}
-        for others in {block.holders & ~bits for block in mine.values()}:
-            elsewhere[others] = frozenset(name for name, bit in self._bits.items() if bit & others)
-        chances = self._chances(list(mine.values()), now, keep_s)
+        elsewhere = {others: self._names(others) for others in {block.holders & ~bits for block in mine.values()}}
+        chances = self._chances(list(mine.values()), now, staying)
         return {
             key: Held(block.parent, chance, elsewhere[block.holders & ~bits])
             for (key, block), chance in zip(mine.items(), chances, strict=True)
@@ -228,25 +222,46 @@ class Warmth:
     def _trim(self) -> None:
         while len(self._blocks) > self.limit:
             _, block = self._blocks.popitem(last=False)
-            for replica, bit in self._bits.items() if block.holders else ():
-                self._held[replica] -= bool(block.holders & bit)
+            for part, bit in self._bits.items() if block.holders else ():
+                self._held[part] -= bool(block.holders & bit)
 
-    def _bit(self, replica: str) -> int:
-        bit = self._bits.get(replica)
+    def _bit(self, part: Part) -> int:
+        bit = self._bits.get(part)
         if bit is None:
             taken = sum(self._bits.values())
-            bit = self._bits[replica] = ~taken & (taken + 1)
-            self._held[replica] = 0
-            self._evicted[replica] = deque(maxlen=_EVICTIONS)
+            bit = self._bits[part] = ~taken & (taken + 1)
+            self._held[part] = 0
+            self._evicted[part] = deque(maxlen=_EVICTIONS)
         return bit
 
-    def _chances(self, blocks: Sequence[_Block], now: float, keep_s: Mapping[str, float]) -> list[float]:
+    def _clear(self, part: Part) -> None:
+        self._held[part] = 0
+        for block in self._blocks.values():
+            block.holders &= ~self._bits[part]
+
+    def _names(self, holders: int) -> frozenset[str]:
+        return frozenset(name for (name, _), bit in self._bits.items() if bit & holders)
+
+    def _keep_s(self, part: Part, now: float) -> float:
+        """As old as those blocks were that it evicted; or, when it has got less to do since, as long as it needs to
+        evict all that it holds. `longest_s` while it evicts nothing."""
+        evicted = self._evicted[part]
+        if len(evicted) < _FEW_EVICTIONS / self.config.sample:
+            return self.config.longest_s
+        lately = [at for at, _ in evicted if now - at <= _LATELY_S]
+        over_s = _LATELY_S if len(lately) < len(evicted) else now - evicted[0][0]
+        turnover_s = self._held[part] * over_s / max(1, len(lately))
+        age_s = float(np.quantile([age for _, age in evicted], _LATE))
+        return max(0.0, min(self.config.longest_s, max(age_s, turnover_s)))
+
+    def _chances(self, blocks: Sequence[_Block], now: float, staying: float) -> list[float]:
         """For each block the chance that it is asked for between now and its eviction."""
         if not blocks:
             return []
+        keep_s = {part: staying * self._keep_s(part, now) for part in self._bits}
         kept: dict[int, float] = {}
         for holders in {block.holders for block in blocks}:
-            kept[holders] = max(keep_s[name] for name, bit in self._bits.items() if bit & holders)
+            kept[holders] = max(keep_s[part] for part, bit in self._bits.items() if bit & holders)
         until = np.array([kept[block.holders] for block in blocks])
         kinds, ages, scales = _waits(blocks, now)
         came, all_ = self._longer(now)

@@ -971,6 +971,7 @@ class Dispatch(Message):
     KV_TOKENS_FIELD_NUMBER: int
     AGE_MS_FIELD_NUMBER: int
     DP_RANK_FIELD_NUMBER: int
+    TOUCHED_FIELD_NUMBER: int
     replica_id: str
     """The replica."""
     epoch: int
@@ -987,6 +988,10 @@ class Dispatch(Message):
     """Time since the dispatch when sent, at most 60,000 ms."""
     dp_rank: int
     """Data-parallel rank that it went to."""
+    touched: bytes
+    """Of all block keys of the prompt those that 16 divides, in order, packed little-endian u64; at most 4,096. So
+    scalers learn what caches are worth, by a sample that is the same everywhere.
+    """
     def __init__(
         self,
         *,
@@ -997,8 +1002,9 @@ class Dispatch(Message):
         kv_tokens: int = ...,
         age_ms: int = ...,
         dp_rank: int = ...,
+        touched: bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["age_ms", b"age_ms", "dp_rank", b"dp_rank", "epoch", b"epoch", "keys", b"keys", "kv_tokens", b"kv_tokens", "prefill_tokens", b"prefill_tokens", "replica_id", b"replica_id"]) -> None: ...
+    def ClearField(self, field_name: Literal["age_ms", b"age_ms", "dp_rank", b"dp_rank", "epoch", b"epoch", "keys", b"keys", "kv_tokens", b"kv_tokens", "prefill_tokens", b"prefill_tokens", "replica_id", b"replica_id", "touched", b"touched"]) -> None: ...
 
 @final
 class Dispatches(Message):
