@@ -164,12 +164,13 @@ class World:
 
         return min(combinations(self.engines, GOING), key=lambda pair: (lost(pair), pair))
 
-    def plan(self, going: Pair) -> tuple[warming.Warming, ...]:
+    def plan(self, going: Pair, least_chance: float = warming.LEAST_CHANCE) -> tuple[warming.Warming, ...]:
         """What the scaler would have warmed elsewhere."""
         blocks = self.warmth.held_by(going, self.clock.now, staying=_STAYING)
         staying = [name for name in self.engines if name not in going]
         budget = BUDGET * WARM_S * self.hardware.prefill_rate * len(staying)
-        return warming.plan(blocks, staying, self.hardware.block_size * self.warmth.config.sample, budget)
+        tokens = self.hardware.block_size * self.warmth.config.sample
+        return warming.plan(blocks, staying, tokens, budget, least_chance)
 
     def warm(self, plans: Sequence[warming.Warming]) -> None:
         """Compute these prefixes, each successor one after the other while it has nothing else to do."""
@@ -227,8 +228,8 @@ class World:
                 self.drain(going)
             case "late":
                 self.clock.after(WARM_S, partial(self.drain, going))
-            case "warmed first":
-                self.warm(self.plan(going))
+            case "warmed first" | "all warmed first":
+                self.warm(self.plan(going, 0.0 if way == "all warmed first" else warming.LEAST_CHANCE))
                 self.clock.after(WARM_S, partial(self.drain, going))
             case "warmed":
                 self.warm(self.plan(going))
@@ -248,7 +249,9 @@ def _announced(engine: Engine, hardware: Hardware) -> Replica:
 
 
 Fork = tuple[str, Pair, int]
-WAYS = ("keep", "late", "warmed", "warmed first", "copied")
+WAYS = ("keep", "late", "warmed", "warmed first", "all warmed first", "copied")
+"""All seven stay; the pair goes half a minute later; it goes while others compute what it held; it goes after they
+did; the same with all that fits the budget, likely or not; the others have all that it held, at no cost."""
 
 
 def forked(world: World, forks: Sequence[Fork]) -> dict[Fork, Measured]:

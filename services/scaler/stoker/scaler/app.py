@@ -16,6 +16,7 @@ from stoker.scaler.server import ROLE, SERVICE, ScalerServicer
 from stoker.scaler.watching import Watching
 
 TOPICS = (
+    registry_pb2.TOPIC_NODES,
     registry_pb2.TOPIC_DEPLOYMENTS,
     registry_pb2.TOPIC_DESIRED,
     registry_pb2.TOPIC_REPLICAS,
@@ -23,6 +24,8 @@ TOPICS = (
     registry_pb2.TOPIC_LEADERS,
     registry_pb2.TOPIC_DEMAND,
     registry_pb2.TOPIC_SCALING,
+    registry_pb2.TOPIC_DIGESTS,
+    registry_pb2.TOPIC_DISPATCHES,
 )
 
 

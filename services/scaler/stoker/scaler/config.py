@@ -31,5 +31,9 @@ class ScalerConfig:
     history_s: Annotated[
         float, Meta(description="least time between two writes of what is kept of a deployment, seconds", ge=10)
     ] = 60.0
+    warm_s: Annotated[
+        float,
+        Meta(description="prefill that each replica that stays may spend on prompts of those that go, seconds", ge=0),
+    ] = 10.0
     tls: TlsConfig = field(default_factory=TlsConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
-from stoker.scaler.core.values import Because, Decision, Desired, Reason
+from stoker.scaler.core.values import Because, Cost, Decision, Desired, Reason
+from stoker.scaler.core.warming import Warming
 
 _MOST_REASONS = _MOST_NUMBERS = 64
+_MOST_VICTIMS = 16
+_MOST_WARMINGS = 1_024
 
 _WORDS = {
     Reason.FIXED: "the specification's count; no policy says otherwise",
@@ -32,6 +36,8 @@ _WORDS = {
     Reason.AT_LEAST: "the lower bound",
     Reason.AT_MOST: "the upper bound",
     Reason.SCHEDULE: "a bound that holds at this hour",
+    Reason.DOMAIN: "lowered less: each failure domain keeps its minimum",
+    Reason.VICTIM: "costs least to lose",
     Reason.CAP_COST: "the group's money allows no more",
     Reason.CAP_POWER: "the group's power allows no more",
     Reason.IDLE: "none is needed: nothing was asked for long enough",
@@ -41,9 +47,16 @@ _WORDS = {
 
 
 def desired_record(
-    desired: Desired, decision: Decision, fence: common_pb2.Fence | None, *, paused: bool
+    desired: Desired,
+    decision: Decision,
+    fence: common_pb2.Fence | None,
+    *,
+    paused: bool,
+    warmings: Sequence[Warming] = (),
 ) -> records_pb2.Desired:
     """A decision as the record to write, decided now; without a fence, as one that is not written."""
+    victims = [_victim_message(name, cost) for name, cost in list(decision.costs.items())[:_MOST_VICTIMS]]
+    because = [because_message(because) for because in decision.because[: _MOST_REASONS - len(victims)]]
     record = records_pb2.Desired(
         deployment=desired.deployment,
         generation=desired.generation,
@@ -51,11 +64,26 @@ def desired_record(
         victims=desired.victims,
         reason=str(decision.reason),
         fence=fence,
-        because=[because_message(because) for because in decision.because[:_MOST_REASONS]],
+        because=[*because, *victims],
         paused=paused,
+        warmings=[
+            records_pb2.Warming(
+                leaf=warming.leaf,
+                from_replica=warming.holder,
+                to_replica=warming.successor,
+                tokens=round(warming.tokens),
+            )
+            for warming in warmings[:_MOST_WARMINGS]
+        ],
     )
     record.decided_at.GetCurrentTime()
     return record
+
+
+def _victim_message(name: str, cost: Cost) -> records_pb2.Because:
+    numbers = {"lost_tokens": cost.lost_tokens, "lost_s": cost.lost_s}
+    numbers["drain_s"] = math.nan if cost.drain_s is None else cost.drain_s
+    return records_pb2.Because(code=str(Reason.VICTIM), text=f"{name} {_WORDS[Reason.VICTIM]}", numbers=numbers)
 
 
 def because_message(because: Because) -> records_pb2.Because:

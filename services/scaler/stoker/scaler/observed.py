@@ -18,6 +18,7 @@ _STANDING = {
     records_pb2.STATE_BACKOFF: Standing.FAILING,
     records_pb2.STATE_STOPPED: Standing.FAILING,
 }
+_RACK = "rack"
 _COUNTED = ("generation_tokens", "prompt_tokens", "itl_sum_s", "itl_count")
 
 
@@ -33,6 +34,7 @@ def fleet_of(view: FleetView, loads: Mapping[str, Load], since: Mapping[str, flo
                 standing_of(replica),
                 leaving=replica.wanted in (records_pb2.WANTED_DRAIN, records_pb2.WANTED_RETIRE),
                 since=stood.get(replica.replica_id),
+                domain=_rack(view, replica),
             )
             for replica in view.replicas.values()
         ],
@@ -42,6 +44,11 @@ def fleet_of(view: FleetView, loads: Mapping[str, Load], since: Mapping[str, flo
         ],
         loads=loads,
     )
+
+
+def _rack(view: FleetView, replica: records_pb2.Replica) -> str:
+    node = view.nodes.get(replica.node_id)
+    return node.labels.get(_RACK, "") if node is not None else ""
 
 
 def standing_of(replica: records_pb2.Replica) -> Standing:

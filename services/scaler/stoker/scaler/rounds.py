@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import structlog
 
@@ -18,6 +19,7 @@ from stoker.scaler.config import ScalerConfig
 from stoker.scaler.core.decide import decide
 from stoker.scaler.core.policy import Kind, Policy
 from stoker.scaler.core.values import Decision, Decisions, Desired
+from stoker.scaler.core.warming import Warming
 from stoker.scaler.decision_messages import desired_record
 from stoker.scaler.persisted import record_of
 from stoker.scaler.watching import Watching
@@ -72,16 +74,16 @@ class ScalerRound:
 
     async def decided(self, now: float, policies: Mapping[str, Policy] | None = None) -> Decisions:
         """What would be decided now, `policies` in place of those there are. In a thread: a large fleet's round must
-        not keep this process from renewing its leadership."""
+        not keep this process from renewing its leadership. What caches are worth is asked only where ready replicas
+        are to go: then it is decided again with that."""
         self.watching.catch_up(now)
-        return await asyncio.to_thread(
-            decide,
-            self.watching.fleet(),
-            now,
-            policies={**self.watching.policies, **(policies or {})},
-            histories=self.watching.histories(now),
-            load_fresh_s=self._config.load_fresh_s,
-        )
+        policies = {**self.watching.policies, **(policies or {})}
+        fleet, histories, fresh_s = self.watching.fleet(), self.watching.histories(now), self._config.load_fresh_s
+        settled = partial(decide, fleet, now, policies=policies, histories=histories, load_fresh_s=fresh_s)
+        decisions = await asyncio.to_thread(settled)
+        going = {decision.deployment: decision.victims for decision in decisions.made if decision.costs}
+        worths = self.watching.caches.worths(going, now)
+        return await asyncio.to_thread(settled, worths=worths) if worths else decisions
 
     async def _think(self, now: float) -> None:
         try:
@@ -113,7 +115,11 @@ class ScalerRound:
         return revision
 
     def _record(self, desired: Desired, decision: Decision, fence: common_pb2.Fence) -> records_pb2.Desired:
-        return desired_record(desired, decision, fence, paused=self.watching.policies[desired.deployment].paused)
+        paused = self.watching.policies[desired.deployment].paused
+        warmings: Sequence[Warming] = ()
+        if decision.costs:
+            warmings = self.watching.warmings(decision, self._config.warm_s, asyncio.get_running_loop().time())
+        return desired_record(desired, decision, fence, paused=paused, warmings=warmings)
 
     async def _keep(self, decisions: Decisions, fence: common_pb2.Fence, now: float) -> int | None:
         """Write what the next scaler must know: at once where a count has changed, each minute otherwise."""

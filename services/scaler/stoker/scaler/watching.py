@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
 from stoker.api.registry.v1 import records_pb2
-from stoker.registry.client import DemandSeen, FleetEvent, FleetView, LoadChanged, RecordsChanged
+from stoker.registry.client import (
+    DemandSeen,
+    DigestChanged,
+    DispatchesSeen,
+    FleetEvent,
+    FleetView,
+    LoadChanged,
+    RecordsChanged,
+)
+from stoker.scaler.caches import Caches
 from stoker.scaler.core.memory import Memory
 from stoker.scaler.core.observing import Observer
 from stoker.scaler.core.policy import Kind, Policy
 from stoker.scaler.core.signals import History
 from stoker.scaler.core.starts import Starts
 from stoker.scaler.core.steady_clock import SteadyClock
-from stoker.scaler.core.values import Fleet, Load, Standing
+from stoker.scaler.core.values import Decision, Fleet, Load, Standing
+from stoker.scaler.core.warming import Warming
 from stoker.scaler.observed import asked_of, fleet_of, load_of, report_of, standing_of, start_of
 from stoker.scaler.persisted import restore, seconds
 from stoker.scaler.policy_messages import policy_of
@@ -42,6 +52,7 @@ class Watching:
         self._observer = Observer()
         self._sampled_at = float("-inf")
         self._loads: dict[str, Load] = {}
+        self.caches = Caches(view)
         self.starts = Starts()
         self.memories: dict[str, Memory] = {}
         self.policies: dict[str, Policy] = {}
@@ -60,6 +71,10 @@ class Watching:
             case DemandSeen():
                 asked = [asked_of(demand) for demand in event.demand]
                 self._observer.demand(event.router_id, event.began_ns, asked, now - event.age_s)
+            case DispatchesSeen():
+                self.caches.dispatched(event.dispatches, now)
+            case DigestChanged():
+                self.caches.told(event.update, now)
             case RecordsChanged():
                 self._records(event, now)
         if now - self._sampled_at < self._sample_s:
@@ -81,6 +96,21 @@ class Watching:
         """What is known of each deployment."""
         wall = self.wall(now)
         return {name: memory.history(self.starts.startup(name), wall) for name, memory in self.memories.items()}
+
+    def warmings(self, decision: Decision, warm_s: float, now: float) -> Sequence[Warming]:
+        """What those that stay are to compute of what the victims hold, each for at most `warm_s` seconds."""
+        mine = [r for r in self._view.replicas.values() if r.deployment == decision.deployment]
+        heirs = [
+            r.replica_id
+            for r in mine
+            if r.replica_id not in decision.victims
+            and r.wanted == records_pb2.WANTED_RUN
+            and standing_of(r) is Standing.READY
+        ]
+        memory = self.memories.get(decision.deployment)
+        rate = memory.measured.capacity.prefill_tokens_per_s if memory is not None else None
+        budget = warm_s * (rate or 0.0) * len(heirs)
+        return self.caches.warmings(decision.deployment, decision.victims, heirs, budget, now)
 
     def catch_up(self, now: float) -> None:
         """Take the deployments and counts of the view, which is ahead of the events: a deployment that is decided on
@@ -124,6 +154,7 @@ class Watching:
             self._replica(replica, now)
         for gone in event.removals.replicas:
             self._loads.pop(gone, None)
+            self.caches.forget(gone)
             self._observer.forget(gone)
             self.starts.forget(gone)
 

@@ -57,6 +57,8 @@ class Reason(StrEnum):
     """A bound that holds at this hour."""
     DOMAIN = "DOMAIN"
     """Lowered less: each failure domain keeps its minimum."""
+    VICTIM = "VICTIM"
+    """Why one replica goes rather than another: no step of its own."""
     CAP_COST = "CAP_COST"
     """The group's money allows no more."""
     CAP_POWER = "CAP_POWER"

@@ -5,33 +5,39 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-LEAST_CHANCE = 0.25
-"""A prefix is not warmed for less: what it would evict is likely to be worth as much."""
+LEAST_CHANCE = 0.5
+"""A prefix is not warmed for less: it would be computed for nobody more often than for somebody."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A block of a replica that goes: who else has it (replicas that stay), what comes before it in its prompt,
-    and the chance that it is asked for again in time. `parent` 0 is the beginning of a prompt."""
+    """A block of a replica that goes: what comes before it in its prompt, the chance that it is asked for again in
+    time, who else has it (replicas that stay), and one that goes and has it. `parent` 0 begins a prompt."""
 
     parent: int
     chance: float
     elsewhere: frozenset[str] = frozenset()
+    holder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Warming:
-    """One prefix to compute: the block it ends with, where, the tokens that this takes there, and those of them
-    that are expected to be asked for."""
+    """One prefix to compute: the block it ends with, who has it, where, the tokens that this takes there, and those
+    of them that are expected to be asked for."""
 
     leaf: int
+    holder: str
     successor: str
     tokens: float
     gain: float
 
 
 def plan(
-    blocks: Mapping[int, Held], successors: Collection[str], block_tokens: float, budget_tokens: float
+    blocks: Mapping[int, Held],
+    successors: Collection[str],
+    block_tokens: float,
+    budget_tokens: float,
+    least_chance: float = LEAST_CHANCE,
 ) -> tuple[Warming, ...]:
     """The prefixes worth most for their tokens, best first, at most `budget_tokens` in all.
 
@@ -55,13 +61,13 @@ def plan(
         gain = block_tokens * sum(blocks[key].chance for key in fresh)
         successor = min(has, key=lambda name: (sum(key not in has[name] for key in chain), work[name], name))
         tokens = block_tokens * sum(key not in has[successor] for key in chain)
-        if not fresh or tokens > left or gain < tokens * LEAST_CHANCE:
+        if not fresh or tokens > left or gain < tokens * least_chance:
             continue
         left -= tokens
         work[successor] += tokens
         warmed.update(fresh)
         has[successor].update(chain)
-        plans.append(Warming(leaf, successor, tokens, gain))
+        plans.append(Warming(leaf, blocks[leaf].holder, successor, tokens, gain))
     return tuple(plans)
 
 

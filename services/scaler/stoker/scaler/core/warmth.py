@@ -21,6 +21,7 @@ _LEAST = 2.0**-4
 _KINDS = 4
 """Blocks asked for once, two or three times, four to seven times, more often: each kind learns for itself."""
 _EVICTIONS = 4_096
+_FEW_WAITED, _FEW_SHARE = 20, 0.01
 _FEW_EVICTIONS = 100
 _LATELY_S = 120.0
 _LATE = 0.9
@@ -97,9 +98,9 @@ class Warmth:
 
     The chance that a block is asked for again is learnt from how long others of its kind took: of those asked for
     once by the time since, of others by that time over their own longest gap (a conversation whose turns came each
-    minute is over after five; one that comes each ten is not): the share that was asked for within the time left,
-    of all that waited at least as long. Those that wait still count as never asked for. That is cautious, and on
-    purpose: an estimate that lets them drop out (Kaplan and Meier, 1958) takes what is over for what is slow.
+    minute is over after five; one that comes each ten is not). The estimate is Kaplan's and Meier's (1958), for
+    most blocks still wait and may do so for ever: they are among those at risk for as long as they have waited.
+    Where next to none has ever waited so long, nothing is concluded from those that came.
     """
 
     def __init__(self, block_tokens: int, config: WarmthConfig | None = None) -> None:
@@ -199,9 +200,10 @@ class Warmth:
         bits = sum(bit for (name, _), bit in self._bits.items() if name in going)
         mine = {key: block for key, block in self._blocks.items() if block.holders & bits}
         elsewhere = {others: self._names(others) for others in {block.holders & ~bits for block in mine.values()}}
+        holder = {held: min(self._names(held)) for held in {block.holders & bits for block in mine.values()}}
         chances = self._chances(list(mine.values()), now, staying)
         return {
-            key: Held(block.parent, chance, elsewhere[block.holders & ~bits])
+            key: Held(block.parent, chance, elsewhere[block.holders & ~bits], holder[block.holders & bits])
             for (key, block), chance in zip(mine.items(), chances, strict=True)
         }
 
@@ -264,25 +266,22 @@ class Warmth:
             kept[holders] = max(keep_s[part] for part, bit in self._bits.items() if bit & holders)
         until = np.array([kept[block.holders] for block in blocks])
         kinds, ages, scales = _waits(blocks, now)
-        came, all_ = self._longer(now)
-        later = _at(came, kinds, ages / scales) - _at(came, kinds, np.maximum(ages, until) / scales)
-        waited = _at(all_, kinds, ages / scales)
-        chances = np.divide(later, waited, out=np.zeros_like(later), where=waited > 0)
+        survival = self._survival(now)
+        still = _at(survival, kinds, ages / scales)
+        later = _at(survival, kinds, np.maximum(ages, until) / scales)
+        chances = 1.0 - np.divide(later, still, out=np.ones_like(still), where=still > 0)
         return [float(chance) for chance in np.clip(chances, 0.0, 1.0)]
 
-    def _longer(self, now: float) -> tuple[Floats, Floats]:
-        """By kind and each bucket's lower edge: gaps that were at least as long, and the same with blocks that wait
-        so long now."""
+    def _survival(self, now: float) -> Floats:
+        """By kind and each bucket's lower edge: the share of blocks that nobody has asked for by then."""
         waiting = np.zeros((_KINDS, _BUCKETS))
         kinds, ages, scales = _waits(list(self._blocks.values()), now)
         np.add.at(waiting, (kinds, _buckets(ages / scales)), 1.0)
-        return _from_here(self._ended), _from_here(self._ended + waiting)
-
-
-def _from_here(counts: Floats) -> Floats:
-    sums = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
-    longer: Floats = np.concatenate([sums, np.zeros((_KINDS, 1))], axis=1)
-    return longer
+        at_risk = np.cumsum((self._ended + waiting)[:, ::-1], axis=1)[:, ::-1]
+        known = (at_risk >= _FEW_WAITED) & (at_risk >= _FEW_SHARE * at_risk[:, :1])
+        going_on = 1.0 - np.divide(self._ended, at_risk, out=np.zeros_like(at_risk), where=known)
+        survival: Floats = np.concatenate([np.ones((_KINDS, 1)), np.cumprod(going_on, axis=1)], axis=1)
+        return survival
 
 
 def _waits(blocks: Sequence[_Block], now: float) -> tuple[Ints, Floats, Floats]:
@@ -310,10 +309,10 @@ def _bucket(length: float) -> int:
     return min(_BUCKETS - 1, 1 + int(_FINE * math.log2(length / _LEAST))) if length > _LEAST else 0
 
 
-def _at(longer: Floats, kinds: Ints, lengths: Floats) -> Floats:
-    """How many are longer than each length; between the edges in proportion to the logarithm."""
+def _at(survival: Floats, kinds: Ints, lengths: Floats) -> Floats:
+    """The share that waits longer than each length; between the edges in proportion to the logarithm."""
     places = _place(lengths)
     edges = places.astype(np.int64)
-    before, after = longer[kinds, edges], longer[kinds, edges + 1]
+    before, after = survival[kinds, edges], survival[kinds, edges + 1]
     between: Floats = before + (after - before) * (places - edges)
     return between
