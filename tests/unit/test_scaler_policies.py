@@ -242,3 +242,10 @@ def test_the_forecast_is_never_below_the_present_and_says_what_it_expects() -> N
     assert of(then) > of(now)
     fallen = replace(history, minutes=[replace(m, arrivals_per_s=1.0, prefill_tokens_per_s=2_000.0) for m in minutes])
     assert of(policies.need(replace(SLO, kind=Kind.FORECAST), fallen, 0.0)) == pytest.approx(of(now), rel=0.3)
+
+
+def test_the_first_replica_after_none_is_sized_by_the_hit_rate_of_earlier() -> None:
+    held = replace(asked(5.0, ready=0), running=None, waiting=None, hit_rate=None, decode_tokens_per_s=None)
+    asleep = History(samples((20.0, held)), capacity=CAPACITY)
+    assert policies.need(SLO, asleep, 0.0).replicas is None
+    assert of(policies.need(SLO, replace(asleep, minutes=[Minute(0.0, 1.0, 2_000.0, 100.0, 0.5)]), 0.0)) > 0.0

@@ -72,6 +72,8 @@ def measured(slo: Slo, history: History, now: float) -> tuple[Demand | None, dic
     if not arrivals and not decode and in_flight(newest) == 0:
         return Demand(0.0, 0.0, 0.0), {}
     hit_rate = mean(samples, -math.inf, lambda sample: sample.hit_rate)
+    if hit_rate is None and history.minutes:
+        hit_rate = history.minutes[-1].hit_rate
     if hit_rate is None:
         return None, {"hit_rate": None}
 
