@@ -211,6 +211,21 @@ async def test_demand_reaches_who_watches_and_who_comes_late(registry: RegistryU
         assert not list(registry.registry.hub.demand.all(0.0)), "it went with its stream"
 
 
+async def test_demand_that_somebody_waits_for_is_told_at_once_but_not_all_the_time(
+    registry: RegistryUnderTest,
+) -> None:
+    async with Watcher([registry.endpoint]) as watcher, Router([registry.endpoint], "r1") as router:
+        router.counts["chat"] = 0
+        await eventually(lambda: ("r1", False, {"chat": 0}) in seen(watcher))
+        loop = asyncio.get_running_loop()
+        began, told = loop.time(), len(router.wholes)
+        while len(router.wholes) < told + 3:
+            router.counts["chat"] += 1
+            router.announcer.hurry()
+            await asyncio.sleep(0)
+        assert 0.15 <= loop.time() - began <= 1.5, "three in some tenths of a second: neither at once nor each second"
+
+
 async def test_a_router_that_moves_is_not_gone(etcd: EtcdServer) -> None:
     async with two_registries(etcd.endpoint) as both:
         endpoints = [each.endpoint for each in both]

@@ -28,7 +28,11 @@ class World:
         self.refused: list[str] = []
         self.order: list[str] = []
         config = QueueConfig(limit=limit, longest_s=longest_s)
-        self.holding = Holding(self.view, config, self.now, self.refused.append)
+        self.began = 0
+        self.holding = Holding(self.view, config, self.now, self.refused.append, self._count)
+
+    def _count(self) -> None:
+        self.began += 1
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -81,6 +85,7 @@ async def test_a_request_is_held_until_a_replica_is_ready() -> None:
     assert len(world.holding) == 0
     assert not world.holding.needed("tiny")
     assert not world.refused
+    assert world.began == 2, "of each model the first"
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ class RouterApp:
             tenants=config.tenants,
             rng=rng,
             announce=self._announcing.tell,
+            hurry=self._announcing.hurry,
             recorder=self._recorder,
         )
         self.checks = HealthChecks(self.view, self.engines, config.checks, rng, self.router.clock)

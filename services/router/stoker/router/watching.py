@@ -133,6 +133,11 @@ class Announcing:
         if self._announcer is not None:
             await self._announcer.close()
 
+    def hurry(self) -> None:
+        """Tell demand soon."""
+        if self._announcer is not None:
+            self._announcer.hurry()
+
     def measure(self) -> None:
         """Export whether the others hear this router."""
         if self._announcer is not None:

@@ -38,12 +38,14 @@ class Holding:
         config: QueueConfig,
         clock: Callable[[], float],
         refused: Callable[[str], None] = lambda model: None,
+        began: Callable[[], None] = lambda: None,
     ) -> None:
-        """`refused` hears of each that is turned away, by its model."""
+        """`refused` hears of each that is turned away, by its model; `began` when a model has a first to wait."""
         self._view = view
         self._config = config
         self._clock = clock
         self._refused = refused
+        self._began = began
         self._held: dict[str, list[_Held]] = {}
 
     def __len__(self) -> int:
@@ -83,6 +85,8 @@ class Holding:
         loop = asyncio.get_running_loop()
         held = _Held(caller, self._clock(), loop.create_future())
         line.append(held)
+        if len(line) == 1:
+            self._began()
         longest = loop.time() + self._config.longest_s
         try:
             async with asyncio.timeout_at(longest if until is None else min(until, longest)):

@@ -46,6 +46,7 @@ class Router:
         rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
         announce: Callable[[Decided], None] = lambda decided: None,
+        hurry: Callable[[], None] = lambda: None,
         recorder: Recorder | None = None,
     ) -> None:
         self.view = view
@@ -59,7 +60,7 @@ class Router:
         queue = queue or QueueConfig()
         self.turns = Turns(queue, rng, clock)
         self.demand = Demand(view, self._waiting, clock)
-        self.holding = Holding(view, queue, clock, self._turned_away)
+        self.holding = Holding(view, queue, clock, self._turned_away, hurry)
         self.in_flight = 0
         self.draining = False
         self.idle = asyncio.Event()
