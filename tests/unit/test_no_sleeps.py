@@ -15,6 +15,7 @@ ALLOWED = {
     "support/waiting.py: eventually": "the one poll, which ends with its condition or at its deadline",
     "support/waiting.py: eventually_blocking": "the same, where there is no event loop",
     "unit/test_common_rpc.py: test_a_server_that_is_slow_to_shake_hands_is_waited_for.pipe": "is the slow network",
+    "support/demand.py: LoadedAgent._tell": "reports by the clock, as an agent does; nobody waits for it",
     "fault/test_etcd_faults.py: View._measure": "reads a gauge from time to time; nobody waits for it",
 }
 SKIPS = {"importorskip", "skip", "skipIf", "skipTest", "skipUnless", "SkipTest", "skipif", "xfail"}

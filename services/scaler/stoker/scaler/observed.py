@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.registry.client import FleetView
@@ -64,6 +64,23 @@ def load_of(report: registry_pb2.ReplicaLoad, now: float) -> Load:
         waiting=report.waiting if report.HasField("waiting") else None,
         queued_prefill_tokens=report.queued_prefill_tokens if report.HasField("queued_prefill_tokens") else None,
     )
+
+
+class Loads(Mapping[str, Load]):
+    """The newest load report of each replica, with when it came (monotonic seconds), read as it is looked at: of a
+    large fleet's reports a round needs few."""
+
+    def __init__(self, reports: Mapping[str, tuple[registry_pb2.ReplicaLoad, float]]) -> None:
+        self._reports = reports
+
+    def __getitem__(self, replica: str) -> Load:
+        return load_of(*self._reports[replica])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reports)
+
+    def __len__(self) -> int:
+        return len(self._reports)
 
 
 def report_of(report: registry_pb2.ReplicaLoad) -> Report:

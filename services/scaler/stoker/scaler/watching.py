@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from stoker.api.registry.v1 import records_pb2
+from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.registry.client import (
     DemandSeen,
     DigestChanged,
@@ -24,9 +24,9 @@ from stoker.scaler.core.policy import Kind, Policy
 from stoker.scaler.core.signals import History
 from stoker.scaler.core.starts import Starts
 from stoker.scaler.core.steady_clock import SteadyClock
-from stoker.scaler.core.values import Decision, Fleet, Load, Standing
+from stoker.scaler.core.values import Decision, Fleet, Standing
 from stoker.scaler.core.warming import Warming
-from stoker.scaler.observed import asked_of, fleet_of, load_of, report_of, standing_of, start_of
+from stoker.scaler.observed import Loads, asked_of, fleet_of, report_of, standing_of, start_of
 from stoker.scaler.persisted import restore, seconds
 from stoker.scaler.policy_messages import policy_of
 
@@ -51,7 +51,7 @@ class Watching:
         self._clock = SteadyClock()
         self._observer = Observer()
         self._sampled_at = float("-inf")
-        self._loads: dict[str, Load] = {}
+        self._reports: dict[str, tuple[registry_pb2.ReplicaLoad, float]] = {}
         self.caches = Caches(view)
         self.starts = Starts()
         self.memories: dict[str, Memory] = {}
@@ -62,10 +62,8 @@ class Watching:
         """Take note of an event; returns whether samples were made."""
         match event:
             case LoadChanged(loads):
-                for load in loads:
-                    if load.replica_id in self._view.replicas:
-                        self._loads[load.replica_id] = load_of(load, now)
-                        self._observer.load(load.replica_id, report_of(load), now - load.age_ms / 1000)
+                replicas = self._view.replicas
+                self._reports.update({load.replica_id: (load, now) for load in loads if load.replica_id in replicas})
             case DemandSeen() if event.gone:
                 self._observer.gone(event.router_id, now)
             case DemandSeen():
@@ -90,7 +88,7 @@ class Watching:
     def fleet(self) -> Fleet:
         """The records, with the last load of each replica, and since when it stands as it does."""
         since = {replica: self.starts.since(replica) for replica in self._view.replicas}
-        return fleet_of(self._view, dict(self._loads), since)
+        return fleet_of(self._view, Loads(dict(self._reports)), since)
 
     def histories(self, now: float) -> Mapping[str, History]:
         """What is known of each deployment."""
@@ -153,7 +151,7 @@ class Watching:
         for replica in event.upserts.replicas:
             self._replica(replica, now)
         for gone in event.removals.replicas:
-            self._loads.pop(gone, None)
+            self._reports.pop(gone, None)
             self.caches.forget(gone)
             self._observer.forget(gone)
             self.starts.forget(gone)
@@ -164,6 +162,8 @@ class Watching:
 
     def _sample(self, now: float) -> None:
         self.catch_up(now)
+        for name, (report, came_at) in self._reports.items():
+            self._observer.load(name, report_of(report), came_at - report.age_ms / 1000)
         fleet, wall = self.fleet(), self.wall(now)
         engines: dict[str, list[records_pb2.EngineInfo]] = {}
         for replica in fleet.replicas:
