@@ -226,6 +226,10 @@ class World:
             case "copied":
                 self.copy(going)
                 self.drain(going)
+            case "more cache":
+                self.drain(going)
+                for engine in (engine for name, engine in self.engines.items() if name not in going):
+                    engine.cache.grow(round(self.hardware.kv_blocks * GOING / (REPLICAS - GOING)))
             case "late":
                 self.clock.after(WARM_S, partial(self.drain, going))
             case "warmed first" | "all warmed first":
@@ -249,9 +253,10 @@ def _announced(engine: Engine, hardware: Hardware) -> Replica:
 
 
 Fork = tuple[str, Pair, int]
-WAYS = ("keep", "late", "warmed", "warmed first", "all warmed first", "copied")
+WAYS = ("keep", "late", "warmed", "warmed first", "all warmed first", "copied", "more cache")
 """All seven stay; the pair goes half a minute later; it goes while others compute what it held; it goes after they
-did; the same with all that fits the budget, likely or not; the others have all that it held, at no cost."""
+did; the same with all that fits the budget, likely or not; the others have all that it held, at no cost; they have
+none of it, but as much room for blocks as all seven had."""
 
 
 def forked(world: World, forks: Sequence[Fork]) -> dict[Fork, Measured]:
@@ -405,10 +410,9 @@ def main() -> None:
 
 def _told(world: World, replays: int) -> Moment:
     moment = decided(world, replays)
-    short = {way: tuple(round(value, 3) for value in figures) for way, figures in moment.ways.items()}
-    print(
-        f"{world.clock.now:.0f} s: chosen {moment.chosen:.3f}, best draw {moment.draw:.3f}, {short}", file=sys.stderr
-    )
+    plain = {name: round(value, 4) for name, value in moment._asdict().items() if name != "ways"}
+    ways = {way: tuple(round(value, 3) for value in figures) for way, figures in moment.ways.items()}
+    print(f"{world.clock.now:.0f} s: {plain} {ways}", file=sys.stderr)
     return moment
 
 

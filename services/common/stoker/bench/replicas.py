@@ -148,6 +148,10 @@ class Cache:
         """What is here, those first that are evicted first."""
         return list(self._blocks)
 
+    def grow(self, blocks: int) -> None:
+        """Have room for so many more."""
+        self._limit += blocks
+
     @property
     def pinned(self) -> int:
         """Blocks in use by running requests."""
