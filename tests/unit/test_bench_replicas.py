@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from stoker.bench.replicas import Clock, Engine, Hardware, Job, Machine, Outcome
+from stoker.bench.replicas import Cache, Clock, Engine, Hardware, Job, Machine, Outcome
 from tests.support.stepwise_engine import StepwiseEngine
 
 Marks = list[tuple[int, bool, float]]
@@ -79,3 +79,27 @@ def test_every_first_token_and_end_comes_when_steps_taken_one_by_one_say(hardwar
         assert mine[2] == pytest.approx(theirs[2], rel=1e-9, abs=1e-6), (mine, theirs)
     assert (quick.hit_blocks, quick.blocks, quick.served) == (plain.hit_blocks, plain.blocks, plain.served)
     assert quick.waits == pytest.approx(plain.waits, abs=1e-6)
+
+
+def test_what_is_computed_for_nobody_is_counted_apart_and_found_later() -> None:
+    work = [
+        Job(0.0, (1, 2, 3), 3 * 512, warming=True),
+        Job(1.0, (1, 2, 3, 4), 4 * 512),
+        Job(2.0, (1, 2, 3, 4, 5), 5 * 512, warming=True),
+    ]
+    outcome, marks = served(Engine, work, Hardware())
+    assert outcome.warmed_blocks == 3 + 1
+    assert (outcome.hit_blocks, outcome.blocks, outcome.prompt_tokens) == (3, 4, 4 * 512)
+    assert len(outcome.ttfts) == len(outcome.waits) == outcome.served["replica-0"] == 1
+    assert [number for number, end, _ in marks if end] == [0, 1, 2]
+
+
+def test_a_cache_with_more_room_evicts_later_and_lists_its_blocks_by_age() -> None:
+    cache = Cache(2)
+    for key in (1, 2, 3):
+        cache.take((key,))
+        cache.free((key,))
+    assert cache.keys() == [2, 3]
+    cache.grow(1)
+    assert cache.take((4,)) == ([4], [])
+    assert cache.keys() == [2, 3, 4]
