@@ -115,7 +115,9 @@ class ScalerRound:
         return revision
 
     def _record(self, desired: Desired, decision: Decision, fence: common_pb2.Fence) -> records_pb2.Desired:
-        paused = self.watching.policies[desired.deployment].paused
+        # It may have been deleted while this was decided: then the next round removes its count.
+        policy = self.watching.policies.get(desired.deployment)
+        paused = policy is not None and policy.paused
         warmings: Sequence[Warming] = ()
         if decision.costs:
             warmings = self.watching.warmings(decision, self._config.warm_s, asyncio.get_running_loop().time())
