@@ -109,7 +109,9 @@ class Stage:
             await asyncio.sleep(1)
             self.sequence += 1
             loads = [
-                registry_pb2.ReplicaLoad(replica_id=name, epoch=1, sequence=self.sequence, running=running, waiting=0)
+                registry_pb2.ReplicaLoad(
+                    replica_id=name, epoch=1, sequence=self.sequence, running=running, waiting=0, generation_tokens=9
+                )
                 for name in self.registry.view.replicas
             ]
             self.round.hear(LoadChanged(tuple(loads)), now())
