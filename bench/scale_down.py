@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
+from math import sqrt
 from operator import attrgetter
 from pathlib import Path
 from random import Random
-from statistics import fmean, pstdev
+from statistics import fmean, stdev, variance
 from typing import NamedTuple
 
 from stoker.bench.desk import Asked, Desk
@@ -289,7 +290,8 @@ class Moment(NamedTuple):
 
     `draw` is the pair that came out best in one replay; `best` the one best on the mean of all replays; `beforehand`
     what a pair is worth in a replay that was best in the others. `noise` and `spread` are the standard deviations of
-    a pair's hit rate from replay to replay, and of the pairs' means, beside the mean.
+    a pair's hit rate from replay to replay, and of the pairs' means, beside the mean: by chance alone the second is
+    the first over the root of the number of replays.
     """
 
     hit: float
@@ -330,8 +332,8 @@ def decided(world: World, replays: int) -> Moment:
         draw=fmean(max(hits[pair][replay] for pair in pairs) for replay in rows) / mean,
         best=max(means.values()) / mean,
         beforehand=fmean(_beforehand(hits, replay) for replay in rows) / mean if replays > 1 else float("nan"),
-        noise=fmean(pstdev(draws) for draws in hits.values()) / mean,
-        spread=pstdev(means.values()) / mean,
+        noise=sqrt(fmean(variance(draws) for draws in hits.values())) / mean if replays > 1 else float("nan"),
+        spread=stdev(means.values()) / mean,
         ways=ways,
     )
 

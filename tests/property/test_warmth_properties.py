@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from itertools import combinations
 from random import Random
 
@@ -132,10 +134,40 @@ def test_of_few_replicas_the_cheapest_go_together(worth: Worth, count: int, seed
     ready = [Replica(name, "chat", Standing.READY) for name in NAMES]
     loads = {name: Load(0.0, rng.randint(0, 9), 0, 0) for name in NAMES}
     choice = victims.choose(ready, count, loads, 0.0, fresh_s=1.0, worth=worth)
-    weighing = victims._Weighing(ready, loads, worth, victims.Rates(), 0.0, 1.0)
-    ranks = [weighing._rank(going)[:3] for going in combinations(ready, count)]
-    assert weighing._rank([each for each in ready if each.id in choice.victims])[:3] == min(ranks)
-    assert sum(cost.lost_tokens for cost in choice.costs.values()) <= worth.lost_with(choice.victims) + 1e-3
+
+    def cost_s(going: Collection[str]) -> float:
+        drain_s = sum(victims.Rates().life_s * math.log1p(loads[name].running or 0) for name in going)
+        return worth.lost_with(going) / victims.Rates().prefill_tokens_per_s + drain_s
+
+    assert cost_s(choice.victims) <= min(map(cost_s, combinations(NAMES, count))) + 1e-5
+    told_s = sum(cost.lost_s + (cost.drain_s or 0.0) for cost in choice.costs.values())
+    assert math.isclose(told_s, cost_s(choice.victims), abs_tol=1e-5), "each is told beside those before it"
+
+
+@STEADY
+@given(st.integers(0, 1_000))
+def test_of_many_replicas_those_go_that_are_cheap_beside_each_other(seed: int) -> None:
+    rng = Random(seed)
+    names = [f"chat-{number}" for number in range(200)]
+    bits = {name: 1 << place for place, name in enumerate(names)}
+    twins = dict(zip(rng.sample(names, 100), rng.sample(names, 100), strict=True))
+    held = {bits[one] | bits[other]: 1e6 for one, other in twins.items() if one != other}
+    ready = [Replica(name, "chat", Standing.READY) for name in names]
+    loads = {name: Load(0.0, 1, 0, 0) for name in names}
+    choice = victims.choose(ready, 60, loads, 0.0, fresh_s=1.0, worth=Worth(held, bits))
+    assert len(choice.victims) == 60
+    assert Worth(held, bits).lost_with(choice.victims) == 0, "of two that hold the same one stays"
+
+
+def test_a_large_fleet_is_halved_soon() -> None:
+    ready = [
+        Replica(f"chat-{number}", "chat", Standing.READY, domain=f"rack-{number % 50}") for number in range(10_000)
+    ]
+    bits = {replica.id: 1 << place for place, replica in enumerate(ready)}
+    held = {bits[ready[number].id] | bits[ready[-number - 1].id]: 1.0 * number for number in range(4_000)}
+    loads = {replica.id: Load(0.0, place % 7, 0, 0) for place, replica in enumerate(ready)}
+    choice = victims.choose(ready, 5_000, loads, 0.0, fresh_s=1.0, worth=Worth(held, bits), domain_least=120)
+    assert (len(choice.victims), choice.kept) == (4_000, 1_000)
 
 
 @st.composite

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import combinations
 
 from stoker.scaler.core.signals import History
@@ -18,9 +19,8 @@ _TOKENS_PER_S = 10_000.0
 """Prefill where it was not measured: right in order of magnitude, and only weighs caches against work."""
 _LIFE_S = 10.0
 """Time that a request runs, where that is not known."""
-_TRIES = 50_000
-"""Sets of blocks that are looked up at most to find the best choice for certain."""
-_ROUNDS = 8
+_TRIES = 5_000
+"""Sets of blocks that are looked up at most to compare choices."""
 
 Rank = tuple[int, int, float, tuple[tuple[int, str], ...]]
 
@@ -74,10 +74,12 @@ def choose(
     All this changes with every report, so a choice once made (`before`) stands while it still serves: the same
     number of victims, all of them still there, and none of them ready while others are not.
     """
+    if surplus <= 0:
+        return Choice()
     staying = [replica for replica in replicas if not replica.leaving]
     idle = sorted((r for r in staying if r.standing is not Standing.READY), key=lambda r: (r.standing, _last(r.id)))
     ready = [replica for replica in staying if replica.standing is Standing.READY]
-    surplus = min(max(0, surplus), len(staying))
+    surplus = min(surplus, len(staying))
     if surplus <= len(idle):
         names = [replica.id for replica in idle[:surplus]]
         return Choice(tuple(before if _stands(before, staying, len(names), 0) else names))
@@ -88,9 +90,7 @@ def choose(
     if _stands(before, staying, len(idle) + most, most) and room.holds(r for r in ready if r.id in before):
         return Choice(tuple(before), kept=kept)
     held = (worth or Worth()).within([replica.id for replica in ready], most)
-    weighing = _Weighing(ready, loads, held, rates or Rates(), now, fresh_s)
-    chosen = weighing.least(most, room)
-    costs = weighing.costs(chosen)
+    costs = _Weighing(ready, loads, held, rates or Rates(), now, fresh_s).least(most, room)
     return Choice((*names, *costs), costs, kept)
 
 
@@ -126,67 +126,120 @@ class _Weighing:
     ) -> None:
         self._ready = sorted(ready, key=lambda replica: _last(replica.id))
         self._worth = worth
-        self._rates = rates
+        self.rates = rates
         fresh = {r.id: load for r in ready if (load := loads.get(r.id)) is not None and now - load.seen_at <= fresh_s}
-        self._drain_s = {r.id: _drain_s(fresh.get(r.id), rates) for r in ready}
-        longest = max((s for r in ready if (s := self._drain_s[r.id]) is not None), default=0.0)
-        self._backlog = {
-            name for name, load in fresh.items() if load.waiting and 2 * (self._drain_s[name] or 0.0) >= longest
+        self.drain_s = {r.id: _drain_s(fresh.get(r.id), rates) for r in ready}
+        longest = max((s for r in ready if (s := self.drain_s[r.id]) is not None), default=0.0)
+        self.backlog = {
+            name for name, load in fresh.items() if load.waiting and 2 * (self.drain_s[name] or 0.0) >= longest
         }
-        told = [worth.lost_with([r.id]) for r in ready if r.id in worth.bits]
-        self._untold = max(told, default=0.0)
+        self._untold = max((worth.by_holders.get(worth.bits.get(r.id, 0), 0.0) for r in ready), default=0.0)
 
-    def least(self, count: int, room: _Room) -> list[Replica]:
-        """The `count` replicas that cost least together: of all choices if these are few, else one that no
-        exchange of one replica makes better."""
-        if count >= len(self._ready):
-            return self._ready
-        if math.comb(len(self._ready), count) * (len(self._worth.by_holders) + count) <= _TRIES:
-            able = (list(going) for going in combinations(self._ready, count))
-            return min((going for going in able if room.holds(going)), key=self._rank)
-        going: list[Replica] = []
-        for _ in range(count):
-            going.append(self._best(going, room))
-        for _ in range(_ROUNDS):
-            before = self._rank(going)
-            for replica in list(going):
-                going.remove(replica)
-                going.append(self._best(going, room))
-            if self._rank(going) >= before:
-                break
+    def least(self, count: int, room: _Room) -> dict[str, Cost]:
+        """The `count` replicas that cost least together, in the order in which they best go, each with its cost: of
+        all choices if these are few, else one step after the other, mended by exchanges while that is quick."""
+        ready = self._ready
+        if not any(holders & (holders - 1) for holders in self._worth.by_holders):
+            return _Greedy(self, ready, room).take(count)  # nothing is shared: there is no better
+        sets = len(self._worth.by_holders) + count
+        if count < len(ready) and math.comb(len(ready), count) * sets <= _TRIES:
+            able = (list(going) for going in combinations(ready, count))
+            ready = min((going for going in able if room.holds(going)), key=self._rank)
+        costs = _Greedy(self, ready, room).take(count)
+        if count < len(ready) and count * len(ready) * sets <= _TRIES:
+            chosen = self._exchanged([replica for replica in ready if replica.id in costs], room)
+            costs = _Greedy(self, chosen, room).take(count)
+        return costs
+
+    def _exchanged(self, going: list[Replica], room: _Room) -> list[Replica]:
+        """The same or a better choice: each in turn makes way for who is best beside the others."""
+        for replica in list(going):
+            going.remove(replica)
+            able = [each for each in self._ready if each not in going and room.holds([*going, each])]
+            going.append(min(able, key=lambda each: self._rank([*going, each])))
         return going
 
-    def _best(self, going: Sequence[Replica], room: _Room) -> Replica:
-        """Who goes best beside those."""
-        able = [r for r in self._ready if r not in going and room.holds([*going, r])]
-        return min(able, key=lambda replica: self._rank([*going, replica]))
-
     def _rank(self, going: Sequence[Replica]) -> Rank:
-        drains = [self._drain_s[replica.id] for replica in going]
-        cost_s = self._lost_tokens(going) / self._rates.prefill_tokens_per_s + sum(s for s in drains if s is not None)
-        return (
-            sum(s is None for s in drains),
-            sum(replica.id in self._backlog for replica in going),
-            round(cost_s, 6),
-            tuple(sorted(_last(replica.id) for replica in going)),
-        )
+        """What a choice costs: the lower, the better."""
+        names = [replica.id for replica in going]
+        lost = self._worth.lost_with(names) + sum(self.untold(name) for name in names)
+        drains = [self.drain_s[name] for name in names]
+        cost_s = lost / self.rates.prefill_tokens_per_s + sum(s for s in drains if s is not None)
+        backlog = sum(name in self.backlog for name in names)
+        return (sum(s is None for s in drains), backlog, round(cost_s, 6), tuple(sorted(map(_last, names))))
 
-    def _lost_tokens(self, going: Sequence[Replica]) -> float:
-        untold = sum(replica.id not in self._worth.bits for replica in going)
-        return self._worth.lost_with(replica.id for replica in going) + untold * self._untold
+    def untold(self, name: str) -> float:
+        """Tokens that a replica may hold of which nothing was told: as many as any other holds alone."""
+        return 0.0 if name in self._worth.bits else self._untold
 
-    def costs(self, chosen: Sequence[Replica]) -> dict[str, Cost]:
-        """What each costs beside those before it, in the order in which they best go."""
-        left, going = list(chosen), list[Replica]()
+    def shared(self) -> Iterator[tuple[list[str], float]]:
+        """Who holds the same blocks, and what these are worth."""
+        names = {bit: name for name, bit in self._worth.bits.items()}
+        for holders, tokens in self._worth.by_holders.items():
+            yield [names[bit] for bit in _bits(holders)], tokens
+
+
+class _Greedy:
+    """One victim after the other, each the cheapest beside those before it.
+
+    What a replica costs only rises as others go: when all but one holder of some blocks are gone, these are the last
+    one's alone. So a heap of old costs finds the next, whatever the size of the fleet.
+    """
+
+    def __init__(self, weighing: _Weighing, able: Sequence[Replica], room: _Room) -> None:
+        self._weighing = weighing
+        self._room = dict(room.by_domain)
+        self._tokens = {replica.id: weighing.untold(replica.id) for replica in able}
+        self._holders: list[tuple[set[str], float]] = []
+        self._held: dict[str, list[int]] = {}
+        for names, tokens in weighing.shared():
+            if all(name in self._tokens for name in names):
+                for name in names:
+                    self._held.setdefault(name, []).append(len(self._holders))
+                self._holders.append((set(names), tokens))
+                if len(names) == 1:
+                    self._tokens[names[0]] += tokens
+        self._heap = [(self._rank(replica.id), replica.id, replica.domain) for replica in able]
+        heapify(self._heap)
+
+    def take(self, count: int) -> dict[str, Cost]:
+        """The first `count`."""
         costs: dict[str, Cost] = {}
-        while left:
-            first = min(left, key=lambda replica: self._rank([*going, replica]))
-            tokens = self._lost_tokens([*going, first]) - self._lost_tokens(going)
-            lost_s = tokens / self._rates.prefill_tokens_per_s
-            costs[first.id] = Cost(tokens, lost_s, self._drain_s[first.id], first.id in self._backlog)
-            going.append(first)
-            left.remove(first)
+        while self._heap and len(costs) < count:
+            rank, name, domain = heappop(self._heap)
+            if not self._room[domain]:
+                continue
+            now = self._rank(name)
+            if now > rank:
+                heappush(self._heap, (now, name, domain))
+                continue
+            self._room[domain] -= 1
+            costs[name] = self._cost(name)
+            self._gone(name)
         return costs
+
+    def _gone(self, name: str) -> None:
+        for place in self._held.get(name, ()):
+            left, tokens = self._holders[place]
+            left.discard(name)
+            if len(left) == 1:
+                self._tokens[next(iter(left))] += tokens
+
+    def _rank(self, name: str) -> tuple[bool, bool, float, tuple[int, str]]:
+        cost = self._cost(name)
+        return (cost.drain_s is None, cost.backlog, round(cost.lost_s + (cost.drain_s or 0.0), 6), _last(name))
+
+    def _cost(self, name: str) -> Cost:
+        weighing, tokens = self._weighing, self._tokens[name]
+        lost_s = tokens / weighing.rates.prefill_tokens_per_s
+        return Cost(tokens, lost_s, weighing.drain_s[name], name in weighing.backlog)
+
+
+def _bits(number: int) -> Iterator[int]:
+    while number:
+        lowest = number & -number
+        yield lowest
+        number ^= lowest
 
 
 def _drain_s(load: Load | None, rates: Rates) -> float | None:
