@@ -6,15 +6,17 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from stoker.api.common.v1 import common_pb2
 from stoker.api.planner.v1 import planner_pb2, planner_pb2_grpc
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.api.scaler.v1 import scaler_pb2, scaler_pb2_grpc
 from stoker.common import rpc
+from stoker.registry.client import RegistryClient
 from tests.support.etcd import free_port
 from tests.support.registry import Agent, status
 
@@ -116,6 +118,8 @@ class ObedientAgent(Agent):
     """Runs what it is assigned, ready at once; stops what shall drain at once, or when told to finish."""
 
     finish_draining = True
+    retired = False
+    """Whether what shall retire has done so."""
 
     def _obey(self, assignments: registry_pb2.NodeAssignments) -> None:
         self.assignments = assignments
@@ -126,10 +130,42 @@ class ObedientAgent(Agent):
                 state = records_pb2.STATE_READY
                 if each.wanted == records_pb2.WANTED_DRAIN:
                     state = records_pb2.STATE_STOPPED if self.finish_draining else records_pb2.STATE_DRAINING
-                self.session.publish_member(status(self.session.node, each, state, rank=member.rank))
+                told = status(self.session.node, each, state, rank=member.rank)
+                told.retired = self.retired and each.wanted == records_pb2.WANTED_RETIRE
+                self.session.publish_member(told)
+
+    def retire(self) -> None:
+        """What retires has done so now."""
+        self.retired = True
+        if self.assignments is not None:
+            self._obey(self.assignments)
 
     def finish(self) -> None:
         """What drains stops now."""
         self.finish_draining = True
         if self.assignments is not None:
             self._obey(self.assignments)
+
+
+class Scaler:
+    """Writes desired counts as the leading scaler would."""
+
+    def __init__(self, client: RegistryClient) -> None:
+        self._client = client
+        self._fence: common_pb2.Fence | None = None
+
+    async def lead(self) -> None:
+        self._fence = (await self._client.acquire_leadership("scaler", f"test-{free_port()}", 60.0)).fence
+
+    async def want(
+        self,
+        deployment: str,
+        replicas: int,
+        victims: Sequence[str] = (),
+        warmings: Iterable[records_pb2.Warming] = (),
+    ) -> None:
+        assert self._fence is not None
+        desired = records_pb2.Desired(
+            deployment=deployment, replicas=replicas, victims=victims, warmings=warmings, reason="TEST"
+        )
+        await self._client.set_desired(self._fence, [desired])

@@ -72,7 +72,7 @@ def candidates(request: Request, fleet: Fleet, now: float) -> tuple[Panel, bool]
     Raises Unavailable (reason NO_REPLICA) when there is none.
     """
     out = frozenset() if fleet.health.quiet else fleet.health.out(now)
-    shut = leaving.closed(request, fleet)
+    shut = leaving.closed(request, fleet) if fleet.retiring else frozenset()
     if shut:
         found, panic = _admitted(request, fleet, request.exclude | shut, out)
         if found.ids and not panic:

@@ -14,8 +14,6 @@ def closed(request: Request, fleet: Fleet) -> frozenset[str]:
 
     One is open to a prompt of which its digest shows half or more, and more than that of any replica that stays.
     """
-    if not fleet.retiring:
-        return frozenset()
     *_, held = [], *fleet.index.runs(request.keys).values()
     stay = reduce(or_, fleet.panel(request.adapter, request.role, request.exclude | fleet.retiring).bits, 0)
     elsewhere = max((depth for depth, alive in held if alive & stay), default=0)
