@@ -53,7 +53,7 @@ async def test_a_request_counts_once_however_many_tries_it_takes() -> None:
         second.used(640, 320, 16)
         second.served()
     tiny = told(world)["tiny"]
-    assert (tiny.arrivals, tiny.prompt_tokens) == (1, 640)
+    assert (tiny.arrivals, tiny.prompt_tokens, tiny.prompt_tokens_squared) == (1, 640, 640**2)
     assert (tiny.finished, tiny.failed, tiny.cancelled, tiny.refused, tiny.in_flight) == (1, 1, 0, 0, 0)
     assert (tiny.compared_tokens, tiny.cached_tokens, tiny.output_tokens) == (640, 320, 16)
 

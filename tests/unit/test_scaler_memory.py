@@ -73,6 +73,18 @@ def test_prefill_is_taken_out_of_what_a_step_took() -> None:
     assert measured.capacity.max_seqs == 16
 
 
+def test_where_agents_measure_no_prefill_rate_the_times_of_prefills_tell_it() -> None:
+    measured = Measured()
+    measured.prefilling(Growth(2.0, {"prompt_tokens": 300}))
+    assert measured.capacity.prefill_tokens_per_s is None
+    measured.prefilling(Growth(2.0, {"prompt_tokens": 300, "cached_tokens": 100, "prefill_sum_s": 0.4}))
+    measured.prefilling(Growth(2.0, {"prompt_tokens": 200, "prefill_sum_s": 0.4}))
+    measured.prefilling(Growth(2.0, {"prompt_tokens": 0, "prefill_sum_s": 0.0}))
+    assert measured.capacity.prefill_tokens_per_s == 500.0
+    measured.prefill([900.0])
+    assert measured.capacity.prefill_tokens_per_s == 900.0
+
+
 def test_few_tokens_and_much_prefill_tell_nothing() -> None:
     measured = Measured()
     measured.prefill([1_000.0])

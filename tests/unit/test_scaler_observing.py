@@ -149,6 +149,17 @@ def test_what_answers_were_like_is_told_of_those_that_ended() -> None:
     assert (seen.within_slo, seen.ttft_s, seen.itl_s) == (0.75, 0.5, None)
 
 
+def test_how_much_prompts_differ_follows_from_their_squares() -> None:
+    observer = Observer()
+    observer.demand("r1", 1, [asked(0, prompt_tokens_squared=0.0)], 0.0)
+    assert sample(observer, 0.0).prompt_scv is None
+    # Two prompts of 50 tokens and two of 150: a mean of 100, a deviation of 50.
+    observer.demand("r1", 1, [asked(4, prompt_tokens_squared=2 * 50.0**2 + 2 * 150.0**2)], 2.0)
+    assert sample(observer, 2.0).prompt_scv == pytest.approx(0.25)
+    observer.demand("r1", 1, [asked(8, prompt_tokens_squared=50_000.0)], 4.0)
+    assert sample(observer, 4.0).prompt_scv is None, "this router counts no squares"
+
+
 # Replicas
 
 

@@ -19,7 +19,7 @@ _STANDING = {
     records_pb2.STATE_STOPPED: Standing.FAILING,
 }
 _RACK = "rack"
-_COUNTED = ("generation_tokens", "prompt_tokens", "itl_sum_s", "itl_count")
+_COUNTED = ("generation_tokens", "prompt_tokens", "itl_sum_s", "itl_count", "prefill_sum_s")
 
 
 def fleet_of(view: FleetView, loads: Mapping[str, Load], since: Mapping[str, float | None] | None = None) -> Fleet:
@@ -111,6 +111,7 @@ def asked_of(demand: registry_pb2.Demand) -> Asked:
         counts={
             "arrivals": demand.arrivals,
             "prompt_tokens": demand.prompt_tokens,
+            "prompt_tokens_squared": demand.prompt_tokens_squared,
             "judged": demand.judged,
             "within_slo": demand.within_slo,
             "ttft_s": demand.ttft.sum_s,

@@ -178,5 +178,6 @@ class Watching:
             )
             memory.measured.prefill(seen.prefill_rates)
             for growth in seen.grown:
+                memory.measured.prefilling(growth)
                 memory.measured.decoding(growth)
             memory.add(seen.sample, self.policies[name], wall)

@@ -44,6 +44,7 @@ class Tally:
     most_itl_s: float = math.inf
     arrivals: int = 0
     prompt_tokens: int = 0
+    prompt_tokens_squared: int = 0
     predicted_cached_tokens: int = 0
     compared_tokens: int = 0
     cached_tokens: int = 0

@@ -59,7 +59,9 @@ class Demand:
         request = plan.request
         tally = self._tallies.get(request.adapter or plan.pool.model) or self.of(request.adapter or plan.pool.model)
         tally.arrivals += 1
-        tally.prompt_tokens += request.prompt_tokens
+        tokens = request.prompt_tokens
+        tally.prompt_tokens += tokens
+        tally.prompt_tokens_squared += tokens * tokens
 
     def refused(self, plan: Plan) -> None:
         """It is turned away, before a first try."""
@@ -104,6 +106,7 @@ class Demand:
             deployments=self._view.deployed.serving(model)[:_MOST_DEPLOYMENTS],
             arrivals=tally.arrivals,
             prompt_tokens=tally.prompt_tokens,
+            prompt_tokens_squared=tally.prompt_tokens_squared,
             predicted_cached_tokens=tally.predicted_cached_tokens,
             compared_tokens=tally.compared_tokens,
             cached_tokens=tally.cached_tokens,

@@ -74,6 +74,7 @@ class Measured:
     def __init__(self) -> None:
         self.steps = DecodeSteps()
         self._prefill: float | None = None
+        self._prefills: deque[tuple[float, float]] = deque(maxlen=_POINTS)
         self._kv_tokens: float | None = None
         self._max_seqs: int | None = None
 
@@ -87,6 +88,14 @@ class Measured:
         if known := [rate for rate in rates if rate > 0.0]:
             self._prefill = median(known)
 
+    def prefilling(self, growth: Growth) -> None:
+        """What one replica counted: tokens over the time that their prefills took. Overlapping ones count twice, and
+        short ones are mostly overhead, so that this falls short of the rate; it serves where agents measure none, as
+        with prompts that are all short."""
+        prompt, seconds = growth.counts.get("prompt_tokens"), growth.counts.get("prefill_sum_s")
+        if prompt is not None and seconds:
+            self._prefills.append((max(0.0, prompt - growth.counts.get("cached_tokens", 0.0)), seconds))
+
     def decoding(self, growth: Growth) -> None:
         """What one replica counted: its mean time between tokens tells a step, prefill taken out."""
         itl_s, tokens = growth.counts.get("itl_sum_s"), growth.counts.get("itl_count")
@@ -99,12 +108,16 @@ class Measured:
 
     def _prefill_share(self, growth: Growth) -> float:
         prompt, cached = growth.counts.get("prompt_tokens"), growth.counts.get("cached_tokens", 0.0)
-        if prompt is None or not self._prefill:
-            return 0.0
-        return max(0.0, prompt - cached) / self._prefill / growth.seconds
+        rate = self._prefill_rate
+        return max(0.0, prompt - cached) / rate / growth.seconds if prompt is not None and rate else 0.0
+
+    @property
+    def _prefill_rate(self) -> float | None:
+        tokens, seconds = (sum(each) for each in zip(*self._prefills, strict=True)) if self._prefills else (0.0, 0.0)
+        return self._prefill or (tokens / seconds if tokens and seconds else None)
 
     @property
     def capacity(self) -> Capacity:
         """All of it."""
         step_s, sequence_s = self.steps.fit() or (None, None)
-        return Capacity(self._prefill, step_s, sequence_s, self._kv_tokens, self._max_seqs)
+        return Capacity(self._prefill_rate, step_s, sequence_s, self._kv_tokens, self._max_seqs)

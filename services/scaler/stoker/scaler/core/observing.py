@@ -146,6 +146,7 @@ class Observer:
             queue_s=demand.oldest_s if demand.fresh else None,
             arrivals_per_s=demand.rate("arrivals"),
             prefill_tokens_per_s=demand.rate("prompt_tokens"),
+            prompt_scv=demand.prompt_scv(),
             decode_tokens_per_s=engines.rate("generation_tokens"),
             kv_usage=engines.average(lambda load: load.kv_usage),
             hit_rate=engines.mean("found", "looked_up"),
@@ -200,6 +201,11 @@ class _Demand:
 
     def rate(self, name: str) -> float | None:
         return self.rates[name] if self.known else None
+
+    def prompt_scv(self) -> float | None:
+        """Of the prompts that came; of routers that do not count squares it is unknown."""
+        mean, square = self.mean("prompt_tokens", "arrivals"), self.mean("prompt_tokens_squared", "arrivals")
+        return max(0.0, square / (mean * mean) - 1.0) if mean and square else None
 
     def mean(self, total: str, count: str) -> float | None:
         """Of what was counted at all: the answers of other routers are much the same."""

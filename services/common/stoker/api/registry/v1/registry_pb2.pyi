@@ -818,8 +818,8 @@ class RouterDemand(Message):
 
 @final
 class Demand(Message):
-    """Demand for one model as one router sees it, on all its ways in together. Fields 3 to 16 are counted from the
-    beginning of the process. Each request is in `arrivals` once; it may need several tries, each of which ends in one
+    """Demand for one model as one router sees it, on all its ways in together. Fields 3 to 16 and 21 are counted from
+    the beginning of the process. Each request is in `arrivals` once; it may need several tries, each of which ends in one
     of finished, failed and cancelled.
     """
 
@@ -845,6 +845,7 @@ class Demand(Message):
     OLDEST_QUEUED_S_FIELD_NUMBER: int
     IN_FLIGHT_FIELD_NUMBER: int
     HELD_FIELD_NUMBER: int
+    PROMPT_TOKENS_SQUARED_FIELD_NUMBER: int
     model: str
     """Name that the requests ask for: a served model, or a LoRA adapter."""
     arrivals: int
@@ -885,6 +886,8 @@ class Demand(Message):
     """Requests sent to replicas and not ended, now."""
     held: int
     """Of `queued`, those held because no replica is ready."""
+    prompt_tokens_squared: float
+    """Sum of the squares of the requests' prompt tokens, counted as `prompt_tokens` is: tells how much they differ."""
     @property
     def deployments(self) -> RepeatedScalarFieldContainer[str]:
         """Deployments that serve it, as the router knows them; at most 64."""
@@ -920,9 +923,10 @@ class Demand(Message):
         oldest_queued_s: float = ...,
         in_flight: int = ...,
         held: int = ...,
+        prompt_tokens_squared: float = ...,
     ) -> None: ...
     def HasField(self, field_name: Literal["itl", b"itl", "ttft", b"ttft"]) -> bool: ...
-    def ClearField(self, field_name: Literal["arrivals", b"arrivals", "cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "compared_tokens", b"compared_tokens", "deployments", b"deployments", "failed", b"failed", "finished", b"finished", "held", b"held", "in_flight", b"in_flight", "itl", b"itl", "judged", b"judged", "model", b"model", "oldest_queued_s", b"oldest_queued_s", "output_tokens", b"output_tokens", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "refused", b"refused", "ttft", b"ttft", "within_slo", b"within_slo"]) -> None: ...
+    def ClearField(self, field_name: Literal["arrivals", b"arrivals", "cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "compared_tokens", b"compared_tokens", "deployments", b"deployments", "failed", b"failed", "finished", b"finished", "held", b"held", "in_flight", b"in_flight", "itl", b"itl", "judged", b"judged", "model", b"model", "oldest_queued_s", b"oldest_queued_s", "output_tokens", b"output_tokens", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_tokens", b"prompt_tokens", "prompt_tokens_squared", b"prompt_tokens_squared", "queued", b"queued", "refused", b"refused", "ttft", b"ttft", "within_slo", b"within_slo"]) -> None: ...
 
 @final
 class LogHistogram(Message):
