@@ -207,12 +207,13 @@ async def test_a_retirement_ends_whoever_is_killed(stack: Stack, who: str) -> No
         for prompt in held
     ]
     at = {each.node_id: each for each in stack.agents}
-    killed: Agent | Registry | DeciderProcess = {
+    everybody: dict[str, Service | DeciderProcess] = {
         "agent": at[before[victim].node_id],
         "heir": at[before[heir].node_id],
         "planner": stack.planner,
         "registry": stack.registry,
-    }[who]
+    }
+    killed = everybody[who]
     async with stack.load():
         await stack.scaler.want("chat", 2, [victim], warmings)
         killed.kill()
