@@ -207,13 +207,12 @@ async def test_a_retirement_ends_whoever_is_killed(stack: Stack, who: str) -> No
         for prompt in held
     ]
     at = {each.node_id: each for each in stack.agents}
-    everybody: dict[str, Service | DeciderProcess] = {
+    killed: Agent | Registry | DeciderProcess = {
         "agent": at[before[victim].node_id],
         "heir": at[before[heir].node_id],
         "planner": stack.planner,
         "registry": stack.registry,
-    }
-    killed = everybody[who]
+    }[who]
     async with stack.load():
         await stack.scaler.want("chat", 2, [victim], warmings)
         killed.kill()

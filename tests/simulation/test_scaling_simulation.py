@@ -47,7 +47,6 @@ def test_every_request_is_answered_while_replicas_come_and_go(policy: str) -> No
     assert shown.figures.refused == 0
     if not policy.startswith("fixed"):
         assert shown.figures.scale_downs >= 5
-        assert any(count.draining for count in shown.counts), "some had to drain"
     assert shown.figures.ttft_p50_ms is not None
 
 

@@ -103,3 +103,49 @@ def test_a_cache_with_more_room_evicts_later_and_lists_its_blocks_by_age() -> No
     cache.grow(1)
     assert cache.take((4,)) == ([4], [])
     assert cache.keys() == [2, 3, 4]
+
+
+def test_no_more_run_than_a_batch_may_have() -> None:
+    clock, outcome, machine = Clock(), Outcome(), Machine(0)
+    engine = Engine("replica", replace(BATCHING, max_seqs=3), clock, machine, outcome)
+    most = 0
+
+    def look() -> None:
+        nonlocal most
+        most = max(most, engine.running)
+        if not engine.idle:
+            clock.after(0.05, look)
+
+    for number in range(8):
+        engine.submit(Job(0.0, (), 100, 20, own_blocks=4), lambda end: None, float(number))
+    look()
+    clock.run(until=lambda: False)
+    assert (most, engine.idle, len(outcome.waits)) == (3, True, 8)
+
+
+def test_blocks_of_answers_and_of_prompts_that_nobody_shares_keep_others_waiting_and_push_out_what_is_idle() -> None:
+    clock, outcome, machine = Clock(), Outcome(), Machine(0)
+    engine = Engine("replica", replace(BATCHING, kv_blocks=10), clock, machine, outcome)
+    keys = tuple(range(6))
+    engine.submit(Job(0.0, keys, 192, 1), lambda end: None, 0.0)
+    clock.run(until=lambda: False)
+    assert engine.cache.hit(keys) == 6
+    for _ in range(2):
+        engine.submit(Job(0.0, (), 100, 90, own_blocks=7), lambda end: None, clock.now)
+    clock.run_for(0.2)
+    assert (engine.running, engine.waiting, engine.cache.pinned) == (1, 1, 7)
+    assert engine.cache.hit(keys) == 3, "the tail went, the head stayed"
+    clock.run(until=lambda: False)
+    assert (engine.cache.pinned, len(outcome.ttfts)) == (0, 3)
+
+
+def test_tokens_are_counted_while_they_come() -> None:
+    clock, outcome, machine = Clock(), Outcome(), Machine(0)
+    hardware = replace(BATCHING, decode_s=0.1, sequence_s=0.0, context_s=0.0, request_s=0.0, attended_s=0.0)
+    engine = Engine("replica", hardware, clock, machine, outcome)
+    engine.submit(Job(0.0, (), 400, 11), lambda end: None, 0.0)
+    seen = []
+    for at in (0.05, 0.15, 0.25, 0.65, 2.0):
+        clock.after(at, lambda: seen.append(engine.generated))
+    clock.run(until=lambda: False)
+    assert seen == [0, 1, 2, 6, 11], "400 tokens take 0.1 s, each of ten more tokens another"

@@ -19,6 +19,7 @@ from stoker.common.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from stoker.simulate.figures import Figures, Run
+    from stoker.simulate.ledger import Ledger
     from stoker.simulate.settings import Settings
     from stoker.simulate.source import Trace as Read
     from stoker.simulate.source import Wanted
@@ -161,13 +162,13 @@ def _read(
     return source.read(form.value, files, wanted, scale, seed)
 
 
-def _progress(say: Callable[[str], None], what: str) -> Callable[[int, float], None]:
+def _progress(say: Callable[[str], None], what: str) -> Callable[[Ledger], None]:
     """Say how far a simulation is, once it has taken a while."""
     began = time.monotonic()
 
-    def said(requests: int, at: float) -> None:
+    def said(ledger: Ledger) -> None:
         if time.monotonic() - began > _QUIET_S:
-            say(f"{what}: {requests:,} requests, {at / 60:,.0f} minutes of the trace")
+            say(f"{what}: {ledger.arrived:,} requests, {ledger.clock.now / 60:,.0f} minutes of the trace")
 
     return said
 

@@ -23,8 +23,8 @@ class Asking:
     prefixes: int = 60
     prefix_blocks: tuple[int, int] = (4, 16)
     own_tokens: float = 5_000.0
-    """Mean; sizes are log-normal, as those of published traces are, not above eight times the mean."""
-    spread: float = 0.8
+    """Mean; sizes are log-normal, not above three times the mean."""
+    spread: float = 0.6
     """Standard deviation of the logarithm."""
     output_tokens: float = 120.0
     """Mean; lengths are exponential."""
@@ -43,24 +43,24 @@ def arrivals(rate: Rate, most: float, seconds: float, seed: int, asking: Asking 
             continue
         keys = rng.choices(prefixes, weights)[0]
         mean = asking.own_tokens
-        own = min(8.0 * mean, mean * rng.lognormvariate(-(asking.spread**2) / 2, asking.spread))
+        own = min(3.0 * mean, mean * rng.lognormvariate(-(asking.spread**2) / 2, asking.spread))
         output = 1 + int(rng.expovariate(1.0 / asking.output_tokens))
         prompt = len(keys) * _BLOCK + max(1, int(own))
         yield Job(at, keys, prompt, output, own_blocks=-(-(prompt + output) // _BLOCK) - len(keys))
 
 
-def steady(seed: int, *, rate: float = 6.0, seconds: float = 1_800.0) -> Iterator[Job]:
+def steady(seed: int, *, rate: float = 4.0, seconds: float = 1_800.0) -> Iterator[Job]:
     """The same all the time."""
     return arrivals(lambda at: rate, rate, seconds, seed)
 
 
-def step(seed: int, *, low: float = 5.0, times: float = 2.0, seconds: float = 2_400.0) -> Iterator[Job]:
+def step(seed: int, *, low: float = 3.0, times: float = 2.0, seconds: float = 2_400.0) -> Iterator[Job]:
     """Some of the time, then `times` as much from a quarter on to three quarters."""
     high = low * times
     return arrivals(lambda at: high if 0.25 <= at / seconds < 0.75 else low, max(low, high), seconds, seed)
 
 
-def ramp(seed: int, *, low: float = 3.0, high: float = 15.0, seconds: float = 2_400.0) -> Iterator[Job]:
+def ramp(seed: int, *, low: float = 2.0, high: float = 8.0, seconds: float = 2_400.0) -> Iterator[Job]:
     """Slowly up for two fifths of the time, there for a fifth, and down again."""
 
     def rate(at: float) -> float:
@@ -70,7 +70,7 @@ def ramp(seed: int, *, low: float = 3.0, high: float = 15.0, seconds: float = 2_
     return arrivals(rate, high, seconds, seed)
 
 
-def burst(seed: int, *, low: float = 4.0, high: float = 16.0, seconds: float = 3_000.0) -> Iterator[Job]:
+def burst(seed: int, *, low: float = 2.0, high: float = 6.0, seconds: float = 3_600.0) -> Iterator[Job]:
     """Quiet, and now and then (by chance, every ten minutes on average) a minute or more of much more."""
     rng = Random(f"{seed} bursts")  # noqa: S311
     spans, at = [], 0.0
@@ -80,14 +80,14 @@ def burst(seed: int, *, low: float = 4.0, high: float = 16.0, seconds: float = 3
 
 
 def diurnal(
-    seed: int, *, low: float = 2.0, high: float = 12.0, day_s: float = 3_600.0, seconds: float = 7_200.0
+    seed: int, *, low: float = 1.0, high: float = 6.0, day_s: float = 3_600.0, seconds: float = 7_200.0
 ) -> Iterator[Job]:
     """Days that are like each other, as short as `day_s`: lowest at their beginning, highest in their middle."""
     return arrivals(lambda at: low + (high - low) * (1.0 - cos(2 * pi * at / day_s)) / 2, high, seconds, seed)
 
 
 def flapping(
-    seed: int, *, low: float = 4.0, high: float = 10.0, period_s: float = 240.0, seconds: float = 2_400.0
+    seed: int, *, low: float = 2.0, high: float = 5.0, period_s: float = 240.0, seconds: float = 2_400.0
 ) -> Iterator[Job]:
     """High and low in turns, each for half a period: what a scaler should sit out where starting takes as long."""
     return arrivals(lambda at: high if at % period_s < period_s / 2 else low, high, seconds, seed)
@@ -96,7 +96,7 @@ def flapping(
 def daily_step(
     seed: int,
     *,
-    low: float = 4.0,
+    low: float = 2.0,
     times: float = 2.0,
     day_s: float = 3_600.0,
     days: int = 3,

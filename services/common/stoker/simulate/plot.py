@@ -10,7 +10,7 @@ from stoker.simulate.fleet import Count
 from stoker.simulate.ledger import BIN_S, Bin
 
 _WIDTH, _LEFT, _RIGHT = 980, 76, 28
-_TOP, _DEMAND, _PANEL, _STRIP, _HEAD, _FOOT = 64, 110, 120, 12, 40, 48
+_TOP, _DEMAND, _PANEL, _STRIP, _HEAD, _FOOT = 80, 110, 120, 12, 40, 48
 _READY, _STARTING, _DRAINING, _DEMANDED = svg.COLOURS[0], "#f0b96b", "#b9c2cc", "#5c6b7a"
 _GOOD = (0, 158, 115)
 _BAD = (213, 94, 0)

@@ -18,7 +18,7 @@ from stoker.simulate.settings import Settings
 from stoker.simulate.traffic import Source
 
 _NEVER_S = 1e12
-_SAID_EVERY = 256
+_SAID_EVERY = 128
 
 
 class _Arrivals:
@@ -50,12 +50,12 @@ def simulate(
     contender: Contender,
     settings: Settings,
     *,
-    said: Callable[[int, float], None] = lambda requests, at: None,
+    said: Callable[[Ledger], None] = lambda ledger: None,
 ) -> Run:
     """Serve the whole trace while the policy scales; return what was measured.
 
-    Everything follows from the trace, the policy and the settings. `said` hears now and then how many requests have
-    come and what time it is there. Raises InvalidRequest where the trace is empty, or as the source does.
+    Everything follows from the trace, the policy and the settings. `said` is shown now and then how far it is; what
+    it raises ends the simulation. Raises InvalidRequest where the trace is empty, or as the source does.
     """
     # No agent fails here: a replica that tells nothing has nothing new to tell.
     routing = replace(settings.routing, digest_fresh_s=_NEVER_S, digest_stale_s=2 * _NEVER_S)
@@ -77,7 +77,7 @@ def simulate(
         ledger.arrives(job)
         desk.start(job, block_size)
         if ledger.arrived % _SAID_EVERY == 0:
-            said(ledger.arrived, clock.now)
+            said(ledger)
 
     arrivals = _Arrivals(source(), clock, start)
     scaling.round()

@@ -1,0 +1,253 @@
+"""Scaling policies side by side: replica-hours at equal or better attainment of the SLO, and thrashing.
+
+    python bench/scaling.py --data PATH [-o json] [--only azure mooncake step …] [--startup 30]
+    python bench/scaling.py --data PATH --startups
+
+`PATH` holds azure_llm_2023_code.csv and mooncake_synthetic_trace.jsonl. Ours run at their defaults. What they are
+held to is Knative's policy (`concurrency`, with its own pace) tuned on the very load that it is shown with: stable
+window, scale-down delay and panic threshold one after the other, each with the largest target whose attainment is no
+lower than ours, and of all these the one with the fewest replica-hours. The smallest fixed count that attains as much
+is shown for reference: nobody knows it beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+from stoker.bench.replicas import Job
+from stoker.router.core import RoutingConfig
+from stoker.simulate import loads
+from stoker.simulate.figures import Figures, replica_seconds
+from stoker.simulate.ledger import Ledger
+from stoker.simulate.policies import parsed
+from stoker.simulate.run import simulate
+from stoker.simulate.settings import Objective, Settings, Starting
+from stoker.simulate.traffic import Scale, azure, mooncake, scaled
+
+OURS = ("slo", "forecast")
+# Knative's pace: any number up at once, down to no less than half at once, no cooldown, no margin.
+PACE = "pace.up_factor=1000,pace.down_cooldown_s=0,pace.margin=0,utilisation=1"
+TARGETS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0)
+WINDOWS = ("stable_s=60,panic_s=6", "stable_s=300,panic_s=30")
+PANICS = ("panic_at=2", "panic_at=10")  # Knative's default, and its most: hardly ever
+DELAYS = ("pace.settle_s=300", "pace.settle_s=900", "pace.settle_s=0")
+TIMES_OURS = 2.0  # what costs more than so many times as much as ours is not looked at further
+ROUTING = RoutingConfig(hold_s=1.0)  # prompts take a third of a second here: a replica is given its next one in time
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load and how it is served."""
+
+    name: str
+    jobs: tuple[Job, ...]
+    settings: Settings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the two traces")
+    parser.add_argument("--only", nargs="+", help="some of the loads")
+    parser.add_argument("--ours", nargs="+", default=list(OURS), help="policies to show beside the baseline")
+    parser.add_argument("--startup", type=float, default=30.0, help="seconds from a decision to a serving replica")
+    parser.add_argument("--startups", action="store_true", help="attainment of a step under several start-up times")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    options = parser.parse_args()
+    if options.startups:
+        rows = startups(options.ours, options.seed)
+    else:
+        names = options.only or [*SOURCES, *SHAPES]
+        chosen = [made(name, options.data, options.startup, options.seed) for name in names]
+        rows = [each for load in chosen for each in compared(load, options.ours)]
+    if options.output == "json":
+        print(json.dumps(rows, indent=2))
+        return
+    print("  ".join(f"{name:>{width(name)}}" for name in rows[0]))
+    for each in rows:
+        print("  ".join(f"{'–' if value is None else value!s:>{width(name)}}" for name, value in each.items()))
+
+
+def width(name: str) -> int:
+    return {"load": 10, "policy": 58}.get(name, max(8, len(name)))
+
+
+SOURCES: dict[str, tuple[str, Callable[[Path], Iterator[Job]], Scale, Objective, int]] = {
+    "azure": ("azure_llm_2023_code.csv", azure, Scale(), Objective(), 3),
+    # Its prompts are up to 191,000 tokens long: with less, many could be in time on no replica.
+    "mooncake": ("mooncake_synthetic_trace.jsonl", mooncake, Scale(), Objective(ttft_s=8.0), 6),
+}
+# Short enough to be simulated some hundred times, long enough to start and to stop what they need.
+SHAPES: dict[str, tuple[Callable[[int], Iterator[Job]], int]] = {
+    "step": (partial(loads.step, low=4.0, seconds=1_200.0), 3),
+    "ramp": (partial(loads.ramp, low=2.0, high=10.0, seconds=1_200.0), 2),
+    "burst": (partial(loads.burst, low=2.0, high=8.0, seconds=1_800.0), 3),
+    "diurnal": (partial(loads.diurnal, low=0.5, high=6.0, day_s=1_200.0, seconds=2_400.0), 2),
+    "flapping": (partial(loads.flapping, low=2.0, high=6.0, seconds=1_200.0), 3),
+}
+
+
+def made(name: str, data: Path, startup_s: float, seed: int) -> Load:
+    settings = Settings(starting=Starting(startup_s), most=24, routing=ROUTING, seed=seed)
+    if name in SHAPES:
+        shape, initial = SHAPES[name]
+        return Load(name, tuple(shape(seed)), replace(settings, initial=initial))
+    file, read, scale, objective, initial = SOURCES[name]
+    jobs = scaled(partial(read, data / file), scale, seed)()
+    return Load(name, tuple(jobs), replace(settings, objective=objective, initial=initial))
+
+
+class Late(Exception):
+    """Too many requests were late for the attainment that is wanted."""
+
+
+class Dear(Exception):
+    """More replica-hours have gone by than another setting takes for all."""
+
+
+@dataclass
+class Trials:
+    """Simulations of one load, each done once. What cannot attain `wanted`, or not cheaply enough, is cut short: the
+    requests that were late stay late, and hours only grow."""
+
+    load: Load
+
+    def __post_init__(self) -> None:
+        self._known: dict[str, Figures] = {}
+        self._worse: dict[str, float] = {}  # attainment that a policy was seen not to reach
+
+    def full(self, policy: str) -> Figures:
+        """All figures, however bad."""
+        return self._run(policy, lambda ledger: None)
+
+    def attaining(self, policy: str, wanted: float, hours: float = float("inf")) -> Figures:
+        """The figures where as much is attained in no more than so many hours. Raises Late, Dear."""
+        if policy not in self._known and self._worse.get(policy, 2.0) <= wanted:
+            raise Late
+        most = (1.0 - wanted) * len(self.load.jobs)
+
+        def watch(ledger: Ledger) -> None:
+            late = ledger.answered - ledger.within + ledger.refused_count
+            if late > most + 1e-6:
+                self._worse[policy] = min(wanted, self._worse.get(policy, 2.0))
+                raise Late
+            if replica_seconds(ledger.fleet.counts, ledger.clock.now) > 3_600.0 * hours:
+                raise Dear
+
+        found = self._run(policy, watch)
+        if (found.attainment or 0.0) < wanted:
+            raise Late
+        return found
+
+    def _run(self, policy: str, watch: Callable[[Ledger], None]) -> Figures:
+        if policy not in self._known:
+            load = self.load
+            contender = parsed(policy, load.settings.objective)
+            self._known[policy] = simulate(lambda: iter(load.jobs), contender, load.settings, said=watch).figures
+            found = self._known[policy]
+            print(
+                f"{load.name}: {found.attainment} {found.replica_hours} {policy.replace(PACE, '')}", file=sys.stderr
+            )
+        return self._known[policy]
+
+
+def compared(load: Load, ours: Sequence[str]) -> Iterator[dict[str, object]]:
+    """Our policies, each with the best that the baseline and fixed counts do at its attainment."""
+    trials = Trials(load)
+    for policy in ours:
+        figures = trials.full(policy)
+        best = tuned(trials, figures.attainment or 0.0, TIMES_OURS * figures.replica_hours)
+        yield row(load, figures, best)
+        for other in (best, smallest(trials, figures.attainment or 0.0)):
+            if other is not None:
+                yield row(load, other, None)
+
+
+def tuned(trials: Trials, wanted: float, hours: float) -> Figures | None:
+    """The cheapest setting of the baseline that attains as much; None where none does within so many hours.
+
+    One thing after the other: window, panic and delay are each chosen with the best of what was chosen before, the
+    target anew each time: the largest that attains it, as the higher it is, the fewer replicas there are.
+    """
+    best: Figures | None = None
+    chosen = [WINDOWS[0], PANICS[0], DELAYS[0]]
+    for place, values in enumerate((WINDOWS, DELAYS, PANICS)):
+        place = (0, 2, 1)[place]
+        for value in values:
+            tried = [*chosen[:place], value, *chosen[place + 1 :]]
+            found = _largest(trials, ",".join([*tried, PACE]), wanted, best.replica_hours if best else hours)
+            if found is not None:
+                best, chosen = found, tried
+    return best
+
+
+def _largest(trials: Trials, setting: str, wanted: float, hours: float) -> Figures | None:
+    """With the largest target that attains as much; None where that takes more hours."""
+    best = None
+    low, high = -1, len(TARGETS)  # the first is taken to attain it, the second not to
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            best = trials.attaining(f"concurrency:target={TARGETS[middle]:g},{setting}", wanted, hours)
+            low, hours = middle, best.replica_hours
+        except Dear:
+            low = middle
+        except Late:
+            high = middle
+    return best
+
+
+def smallest(trials: Trials, wanted: float) -> Figures | None:
+    """The smallest fixed count that attains as much."""
+    low, high = 0, trials.load.settings.most + 1
+    best = None
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            best, high = trials.attaining(f"fixed:{middle}", wanted), middle
+        except Late:
+            low = middle
+    return best
+
+
+def row(load: Load, figures: Figures, against: Figures | None) -> dict[str, object]:
+    saved = None if against is None else round(100 * (1 - figures.replica_hours / against.replica_hours), 1)
+    return {
+        "load": load.name,
+        "policy": figures.policy.replace(f",{PACE}", ""),
+        "within_slo": figures.attainment,
+        "replica_hours": figures.replica_hours,
+        "saved_%": saved,
+        "moved_back": figures.thrashing,
+        "scalings": figures.scale_ups + figures.scale_downs,
+        "hit_rate": figures.hit_rate,
+        "ttft_p99_ms": figures.ttft_p99_ms,
+    }
+
+
+def startups(ours: Sequence[str], seed: int) -> list[dict[str, object]]:
+    """A step to twice the load under three start-up times: one that nobody can foresee, and one that comes each day
+    (of forty minutes, three times)."""
+    cases = {
+        "step": (partial(loads.step, low=2.5, seconds=3_000.0), ""),
+        "daily_step": (partial(loads.daily_step, low=1.5, day_s=2_400.0), ":season_s=2400"),
+    }
+    rows: list[dict[str, object]] = []
+    for (name, (shape, season)), startup_s in product(cases.items(), (10.0, 90.0, 600.0)):
+        settings = Settings(starting=Starting(startup_s), most=24, initial=3, routing=ROUTING, seed=seed)
+        trials = Trials(Load(name, tuple(shape(seed)), settings))
+        for policy in ("concurrency", *ours):
+            figures = trials.full(policy + (season if policy == "forecast" else ""))
+            rows.append({"startup_s": startup_s, **row(trials.load, figures, None)})
+    return rows
+
+
+if __name__ == "__main__":
+    main()
