@@ -38,6 +38,7 @@ _EXCLUDED = {
     "already_tried": "it failed this request before",
     "pinned_elsewhere": "only the chosen one can serve this request",
     "draining": "it takes nothing new",
+    "retiring": "it is about to drain, and is not alone in holding most of the prompt",
     "unhealthy": "the router cannot reach it",
     "not_ready": "it is not ready",
     "ejected": "it failed too often just now",

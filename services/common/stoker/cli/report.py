@@ -18,7 +18,14 @@ from stoker.cli.parity import OK, PENDING
 from stoker.cli.scaler_report import kind_name
 from stoker.local.state import StackState
 
-_COLOURS = {"ready": "green", "starting": "yellow", "draining": "cyan", "backoff": "red", "unhealthy": "red"}
+_COLOURS = {
+    "ready": "green",
+    "starting": "yellow",
+    "retiring": "cyan",
+    "draining": "cyan",
+    "backoff": "red",
+    "unhealthy": "red",
+}
 
 
 def as_json(
@@ -99,6 +106,7 @@ def _replica(
         "pid": head.pid if head is not None else None,
         "url": replica.engine.http_url or None,
         "draining": replica.wanted == records_pb2.WANTED_DRAIN,
+        "retiring": replica.wanted == records_pb2.WANTED_RETIRE,
         "running": _known(load, "running"),
         "waiting": _known(load, "waiting"),
         "kv_usage": _known(load, "kv_usage"),
@@ -200,10 +208,11 @@ def _waiting(value: dict[str, Any]) -> list[RenderableType]:
 def _replica_table(replicas: list[dict[str, Any]]) -> Table:
     table = _table("replica", "node", "state", "since", "running", "waiting", "KV use", "hit rate", "last error")
     for r in replicas:
+        state = "retiring" if r["retiring"] and r["state"] == "ready" else r["state"]
         table.add_row(
             r["replica"],
             r["node"] or "–",
-            Text(r["state"], style=_COLOURS.get(r["state"], "")),
+            Text(state, style=_COLOURS.get(state, "")),
             _or_dash(r["since_s"], "{:.0f} s"),
             _or_dash(r["running"]),
             _or_dash(r["waiting"]),
