@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.node_agent.core.gang import State
 from stoker.node_agent.core.lifecycle import MAX_ERROR_BYTES, Act, Exit, Member, Policy, Seen, compose_error, step
-from stoker.node_agent.core.task import Task, parallelism
+from stoker.node_agent.core.task import Prefix, Retirement, Task, parallelism
 from stoker.node_agent.engine.protocol import Health
 
 TASK = Task("r-0", "r", 1, "m", "m", "sim")
@@ -69,6 +69,19 @@ def test_whether_it_was_a_models_first_start_is_told(before: bool | None, first:
     # By then the model is known: what was told of the start stays.
     member, _ = step(member, seen(alive=True, health=Health.SERVING, started_before=True), Policy(), 43, Random(1))
     assert (member.state, member.first_start) == (State.READY, first)
+
+
+def test_a_member_that_retires_serves_on_until_it_is_told_to_drain() -> None:
+    retires = replace(TASK, retirement=Retirement((Prefix(7, "r-1", 100),), {"r-1": "h:1"}, 30.0))
+    member = Member(TASK, since=0, state=State.READY, ready_at=0, answered_at=0)
+    for now in range(1, 200):
+        member, acts = step(member, seen(task=retires, alive=True, health=Health.SERVING), Policy(), now, Random(1))
+        assert (member.state, member.serving, acts) == (State.READY, True, [])
+    assert member.task.retirement is not None
+    back, _ = step(member, seen(alive=True, health=Health.SERVING), Policy(), 200, Random(1))
+    assert back.task.retirement is None
+    drains, _ = step(member, seen(task=replace(TASK, drain=True), alive=True), Policy(), 200, Random(1))
+    assert (drains.state, drains.serving) == (State.DRAINING, False)
 
 
 def test_drain_waits_while_the_load_is_unknown() -> None:

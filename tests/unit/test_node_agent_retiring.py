@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from stoker.api.common.v1 import common_pb2
+from stoker.api.registry.v1 import records_pb2
 from stoker.common.errors import Exhausted, NotFound, StokerError, Unavailable
 from stoker.common.ticket_keys import KeyFile
+from stoker.node_agent import state_files, wire
+from stoker.node_agent.core.lifecycle import Member
 from stoker.node_agent.core.prompts import Prompt
-from stoker.node_agent.core.task import Prefix, Retirement, by_priority
+from stoker.node_agent.core.task import Prefix, Retirement, Task, by_priority
 from stoker.node_agent.retiring import Retiring, Successor, Warming
 
 pytestmark = pytest.mark.looptime
@@ -202,6 +206,56 @@ async def test_what_fails_within_does_not_keep_a_replica(monkeypatch: pytest.Mon
     member.follow(retirement((1, "a")))
     await asyncio.sleep(1.0)
     assert member.retiring.done
+
+
+def asked(wanted: records_pb2.Wanted.ValueType, **fields: object) -> records_pb2.Assignment:
+    return records_pb2.Assignment(
+        replica_id="chat-1",
+        deployment="chat",
+        members=[records_pb2.GangMember(rank=0, node_id="n1")],
+        wanted=wanted,
+        retirement=records_pb2.Retirement(**fields),  # type: ignore[arg-type]
+    )
+
+
+def task_of(assignment: records_pb2.Assignment) -> Task:
+    (task,) = wire.tasks_of(assignment, "n1", {}, startup_timeout_s=1.0, drain_timeout_s=1.0)
+    return task
+
+
+HIGHEST = (1 << 64) - 1
+
+
+async def test_what_an_assignment_says_of_it() -> None:
+    prefixes = [records_pb2.Prefix(leaf=HIGHEST, successor=1, tokens=9), records_pb2.Prefix(leaf=2, successor=7)]
+    heirs = [records_pb2.Successor(replica_id=f"chat-{n}", agent_endpoint=f"h{n}:1") for n in (0, 2)]
+    told = asked(records_pb2.WANTED_RETIRE, prefixes=prefixes, successors=heirs, timeout_s=12.0)
+    task = task_of(told)
+    assert not task.drain
+    assert task.retirement == Retirement(
+        (Prefix(HIGHEST, "chat-2", 9),), {"chat-0": "h0:1", "chat-2": "h2:1"}, 12.0
+    ), "a successor that is not there is passed over"
+    record = state_files.record_of(Member(task, since=0.0))
+    assert msgspec.json.decode(msgspec.json.encode(record), type=state_files.Record).task == task
+    told.wanted = records_pb2.WANTED_RUN
+    assert task_of(told).retirement is None
+    told.wanted = records_pb2.WANTED_DRAIN
+    assert (task_of(told).drain, task_of(told).retirement) == (True, None)
+
+
+@pytest.mark.parametrize(("said", "taken"), [(float("nan"), 0.0), (-1.0, 0.0), (float("inf"), 3_600.0), (0.0, 0.0)])
+async def test_no_time_that_makes_no_sense_is_taken(said: float, taken: float) -> None:
+    retirement = task_of(asked(records_pb2.WANTED_RETIRE, timeout_s=said)).retirement
+    assert retirement is not None
+    assert retirement.timeout_s == taken
+
+
+async def test_no_more_prefixes_are_taken_than_may_be_said() -> None:
+    many = [records_pb2.Prefix(leaf=n) for n in range(5_000)]
+    heirs = [records_pb2.Successor(replica_id="chat-0", agent_endpoint="h:1")]
+    retirement = task_of(asked(records_pb2.WANTED_RETIRE, prefixes=many, successors=heirs)).retirement
+    assert retirement is not None
+    assert len(retirement.prefixes) == 1_024
 
 
 @pytest.mark.parametrize(
