@@ -16,11 +16,22 @@ from stoker.api.registry.v1 import registry_pb2
 from stoker.common.errors import Conflict, InvalidRequest, StokerError, Unavailable
 from stoker.control.config import LoopConfig
 from stoker.control.loop import ControlLoop, candidate_name, pieces
-from stoker.registry.client import FleetEvent, FleetView, FleetWatch, Leadership, RecordsChanged, SourceChanged
+from stoker.registry.client import (
+    FleetEvent,
+    FleetView,
+    FleetWatch,
+    Leadership,
+    LoadChanged,
+    RecordsChanged,
+    SourceChanged,
+)
 
 pytestmark = pytest.mark.looptime
 
 CHANGE = RecordsChanged(registry_pb2.Records(), registry_pb2.Removals(), snapshot=False)
+
+
+URGENT = LoadChanged(())
 
 
 def clock() -> float:
@@ -89,8 +100,9 @@ class Rounds:
     begun: int = 0
     heard: list[FleetEvent] = field(default_factory=list)
 
-    def hear(self, event: FleetEvent, now: float) -> None:
+    def hear(self, event: FleetEvent, now: float) -> bool:
         self.heard.append(event)
+        return event is URGENT
 
     def begin(self) -> None:
         self.begun += 1
@@ -143,6 +155,18 @@ async def test_only_a_leader_runs_rounds_each_tick_and_soon_after_a_change() -> 
         await asyncio.sleep(0.4)
         assert stage.rounds.at[3:] == pytest.approx([start + 2.55], abs=0.01)
         assert stage.rounds.begun == 1
+
+
+async def test_a_round_follows_soon_on_what_the_round_itself_finds_urgent() -> None:
+    async with staged(tick_s=60.0, debounce_s=0.05) as stage:
+        start = clock()
+        stage.election.win(5)
+        await asyncio.sleep(0.5)
+        stage.watch.queue.put_nowait(SourceChanged("r1", True, None))
+        await asyncio.sleep(0.5)
+        stage.watch.queue.put_nowait(URGENT)
+        await asyncio.sleep(5)
+        assert stage.rounds.at == pytest.approx([start, start + 1.05], abs=0.01)
 
 
 async def test_changes_that_come_during_a_round_start_another() -> None:

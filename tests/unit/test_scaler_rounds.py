@@ -301,6 +301,21 @@ async def test_no_sign_of_life_makes_no_samples_and_signs_alone_do() -> None:
     assert samples[-1].queued is None
 
 
+async def test_a_request_that_is_held_waits_for_no_sample() -> None:
+    stage = Stage()
+    stage.registry.deployment(scaling=scaling_pb2.ScalingPolicy(bounds=scaling_pb2.ScalingBounds(least=0)))
+    stage.registry.count(0, decided_at=WALL - 999)
+    await stage.hear(10, running=0)
+    asked = registry_pb2.Demand(model="m", deployments=["chat"], arrivals=stage.sequence, queued=1, held=1)
+    await asyncio.sleep(0.3)
+    assert stage.round.hear(DemandSeen("router", 1, (asked,), False, 0.0), now())
+    await stage.run()
+    (desired,) = stage.registry.desired
+    assert desired.replicas == 1
+    assert "WOKEN" in [because.code for because in desired.because]
+    assert not stage.round.hear(DemandSeen("router", 1, (asked,), False, 0.0), now()), "once is enough"
+
+
 @pytest.mark.parametrize("reason", list(Reason))
 def test_every_reason_has_words(reason: Reason) -> None:
     message = because_message(Because(reason, {"known": 1.0, "unknown": None}))

@@ -39,8 +39,9 @@ _ROUND_SECONDS = Histogram("stoker_control_round_seconds", "Time of a round, wri
 class Round(Protocol):
     """What a deciding service does with a view it can trust."""
 
-    def hear(self, event: FleetEvent, now: float) -> None:
-        """Take note of an event; called for every one, leading or not. `now` is the loop's clock."""
+    def hear(self, event: FleetEvent, now: float) -> bool:
+        """Take note of an event; called for every one, leading or not. `now` is the loop's clock. True where a round
+        should follow soon, as it does in any case where records changed."""
 
     def begin(self) -> None:
         """This process has just begun to lead: forget what was remembered from an earlier time."""
@@ -105,8 +106,7 @@ class ControlLoop:
         async for event in self._watch.events():
             if isinstance(event, SourceChanged):
                 self._note_source(event)
-            self._round.hear(event, clock())
-            if isinstance(event, RecordsChanged):
+            if self._round.hear(event, clock()) or isinstance(event, RecordsChanged):
                 self._changed.set()
 
     def _note_source(self, event: SourceChanged) -> None:

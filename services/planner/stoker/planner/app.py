@@ -70,8 +70,9 @@ class PlannerRound:
         """What the last plan could not place."""
         return self._unplaced
 
-    def hear(self, event: FleetEvent, now: float) -> None:
+    def hear(self, event: FleetEvent, now: float) -> bool:
         """Plans from records alone."""
+        return False
 
     def begin(self) -> None:
         """Absences seen in an earlier time of leading say nothing now."""

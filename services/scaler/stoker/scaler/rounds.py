@@ -12,7 +12,7 @@ from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
 from stoker.common.errors import Code, StokerError
 from stoker.control.loop import pieces
-from stoker.registry.client import FleetEvent, FleetView, RegistryClient
+from stoker.registry.client import DemandSeen, FleetEvent, FleetView, RegistryClient
 from stoker.registry.core.scaling import MAX_CALL_BYTES
 from stoker.scaler import metrics
 from stoker.scaler.config import ScalerConfig
@@ -48,12 +48,18 @@ class ScalerRound:
         self._thinking: asyncio.Task[None] | None = None
         self.watching = watching
 
-    def hear(self, event: FleetEvent, now: float) -> None:
-        """Take note; without rounds of a leader, decide for oneself with each sample."""
-        if not self.watching.hear(event, now) or now - self._ran_at < 2 * self._config.loop.tick_s:
-            return
-        if self._thinking is None or self._thinking.done():
+    def hear(self, event: FleetEvent, now: float) -> bool:
+        """Take note; without rounds of a leader, decide for oneself with each sample.
+
+        Requests that are held because nothing runs wait for no round to come by itself.
+        """
+        held = isinstance(event, DemandSeen) and any(each.held for each in event.demand)
+        if not self.watching.hear(event, now, at_once=held):
+            return False
+        resting = now - self._ran_at >= 2 * self._config.loop.tick_s
+        if resting and (self._thinking is None or self._thinking.done()):
             self._thinking = asyncio.create_task(self._think(now), name="scaler: decide along")
+        return held
 
     def begin(self) -> None:
         """What was heard is as good for a leader; what others kept is written anew."""

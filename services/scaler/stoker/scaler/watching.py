@@ -32,6 +32,8 @@ from stoker.scaler.policy_messages import policy_of
 
 log = structlog.get_logger(__name__)
 
+_SHORTEST_S = 0.25
+"""Between two samples, whatever hurries."""
 _HOLD = Policy(Kind.CONCURRENCY, paused=True)
 """For a policy that cannot be read: whatever it means, the count stands."""
 
@@ -58,8 +60,8 @@ class Watching:
         self.policies: dict[str, Policy] = {}
         self._read: dict[str, tuple[int, bool]] = {}
 
-    def hear(self, event: FleetEvent, now: float) -> bool:
-        """Take note of an event; returns whether samples were made."""
+    def hear(self, event: FleetEvent, now: float, *, at_once: bool = False) -> bool:
+        """Take note of an event; returns whether samples were made, `at_once` or because it was time."""
         match event:
             case LoadChanged(loads):
                 replicas = self._view.replicas
@@ -75,7 +77,7 @@ class Watching:
                 self.caches.told(event.update, now)
             case RecordsChanged():
                 self._records(event, now)
-        if now - self._sampled_at < self._sample_s:
+        if now - self._sampled_at < (_SHORTEST_S if at_once else self._sample_s):
             return False
         self._sampled_at = now
         self._sample(now)
