@@ -19,6 +19,7 @@ from stoker.cli.fleet import Fleet, Registries, explained, wait_settled
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
 from stoker.cli.parity import parity
+from stoker.cli.scaler_report import kind_name
 from stoker.common import rpc
 from stoker.common.errors import Conflict, InvalidRequest, NotFound
 from stoker.common.tls import Tls
@@ -91,9 +92,13 @@ def deploy(
         "deployment": spec.name,
         "generation": deployment.generation,
         "replicas": spec.replicas,
+        "policy": kind_name(spec.scaling),
         "ready": wait,
     }
-    ready = f"{spec.replicas} ready" if wait else f"{spec.replicas} wanted; follow with `stoker status`"
+    if (kind := kind_name(spec.scaling)) != "fixed":
+        ready = f"its count found by {kind}" + (", all ready" if wait else "; follow with `stoker status`")
+    else:
+        ready = f"{spec.replicas} ready" if wait else f"{spec.replicas} wanted; follow with `stoker status`"
     out.result(value, f"{spec.name}: generation {deployment.generation}, {ready}")
 
 
