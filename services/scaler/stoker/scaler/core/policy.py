@@ -60,9 +60,9 @@ class Slo:
     ttft_s: float = 1.0
     itl_s: float = 0.050
     attainment: float = 0.95
-    window_s: float = 30.0
-    """Arrivals are averaged over this long; peaks within it are what the queueing model is for."""
-    headroom: float = 0.2
+    window_s: float = 60.0
+    """Arrivals are averaged over this long; what surely rises is believed in a sixth of it."""
+    headroom: float = 0.0
     """Demand is taken to be this share higher than it is: what may come before a start is done."""
 
 
@@ -102,7 +102,7 @@ class Pace:
     down_factor: float = 0.5
     """… and at least this share of them. The last one is not bound by either: it waits for `Bounds.idle_s`."""
     down_cooldown_s: float = 60.0
-    settle_s: float = 120.0
+    settle_s: float = 300.0
     """The count falls only to the highest that was wanted in this time: what flaps does not shrink."""
     margin: float = 0.1
     """Nothing shrinks until the need is this share below the lower count: hysteresis."""

@@ -301,9 +301,9 @@ class ScalingSlo(Message):
     attainment: float
     """Share of the requests that shall be within both, above 0 and below 1; 0.95."""
     window_s: float
-    """Arrivals are averaged over this long, seconds; 30."""
+    """Arrivals are averaged over this long, seconds; 60."""
     headroom: float
-    """Demand is taken to be this share higher than it is, at least 0; 0.2. What may come before a start is done."""
+    """Demand is taken to be this share higher than it is, at least 0; 0. What may come before a start is done."""
     def __init__(
         self,
         *,
@@ -419,7 +419,7 @@ class ScalingPace(Message):
     down_cooldown_s: float
     """Time after a change before the count may fall, seconds; 60."""
     settle_s: float
-    """The count falls only to the highest that was wanted in this time, seconds; 120."""
+    """The count falls only to the highest that was wanted in this time, seconds; 300."""
     margin: float
     """Nothing shrinks until the need is this share below the lower count, 0 to 1; 0.1."""
     def __init__(

@@ -22,7 +22,7 @@ _STARTUP_S = 60.0
 
 def need(policy: Policy, history: History, now: float) -> Need:
     """The count for the highest demand within the time of a start."""
-    demand, missing = slo.measured(policy.slo, history, now)
+    demand, missing = slo.measured(policy, history, now)
     if demand is None:
         return Need(None, Reason.UNKNOWN, missing)
     startup = history.startup

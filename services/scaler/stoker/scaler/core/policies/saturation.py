@@ -28,7 +28,8 @@ def need(policy: Policy, history: History, now: float) -> Need:
         "hit_rate": hit_rate,
         "ready": newest.ready,
     }
-    if held is None or waiting is None or not newest.ready:
+    known = mean(history.samples, now - policy.fresh_s, _held), mean(history.samples, now - policy.fresh_s, _waiting)
+    if held is None or waiting is None or None in known or not newest.ready:
         return Need(None, Reason.UNKNOWN, numbers)
     for_kv = held / (1.0 - asked.spare_kv)
     for_queue = min(waiting / asked.spare_queue, _AT_ONCE * newest.ready)

@@ -16,8 +16,10 @@ from stoker.scaler.core.policy import Policy, Slo
 from stoker.scaler.core.signals import Capacity, History, Sample
 from stoker.scaler.core.values import Need, Reason
 
-_BELIEF = 2.0
-"""Standard deviations by which the last third of a window must exceed its mean to be taken for the demand."""
+_PARTS = (1 / 6, 1 / 3)
+"""Of the window, its end: these show a rise first."""
+_BELIEF, _SURE = 2.0, 3.0
+"""Standard deviations taken off what a part shows; those by which it must exceed the whole to be taken as it is."""
 _PRIOR = 10.0
 """Samples' worth of belief in Poisson arrivals."""
 _LEAST_CORRECTION, _MOST_CORRECTION = 0.7, 1.6
@@ -32,7 +34,7 @@ _ANSWERED = 20.0
 
 def need(policy: Policy, history: History, now: float) -> Need:
     """The count for the demand as it is."""
-    demand, missing = measured(policy.slo, history, now)
+    demand, missing = measured(policy, history, now)
     if demand is None:
         return Need(None, Reason.UNKNOWN, missing)
     return answer(policy, history, now, demand, Reason.SLO)
@@ -58,9 +60,12 @@ def answer(policy: Policy, history: History, now: float, demand: Demand, reason:
     return Need(correction * estimate.replicas, reason, numbers, correction)
 
 
-def measured(slo: Slo, history: History, now: float) -> tuple[Demand | None, dict[str, float | None]]:
-    """The demand of the last `window_s`; None, and what is missing, where it is not known."""
-    samples, since = history.samples[-_SAMPLES:], now - slo.window_s
+def measured(policy: Policy, history: History, now: float) -> tuple[Demand | None, dict[str, float | None]]:
+    """The demand of the last `window_s`; None, and what is missing, where it is not known, or not of late."""
+    slo, samples = policy.slo, history.samples[-_SAMPLES:]
+    since = now - slo.window_s
+    if rate(samples, now - policy.fresh_s, lambda sample: sample.arrivals_per_s) is None:
+        return None, {"arrivals_per_s": None}
     arrivals = rate(samples, since, lambda sample: sample.arrivals_per_s)
     prompt = rate(samples, since, lambda sample: sample.prefill_tokens_per_s)
     decode = rate(samples, since, lambda sample: sample.decode_tokens_per_s)
@@ -80,9 +85,10 @@ def measured(slo: Slo, history: History, now: float) -> tuple[Demand | None, dic
     arrival_scv = _arrival_scv(samples)
     prompt_tokens, output_tokens, prompt_scv = _sizes(samples)
     believed = max(arrivals, _risen(samples, slo, now, lambda each: each.arrivals_per_s, arrival_scv))
+    # Of the tokens themselves only what is sure: a few long prompts make a noisy rate.
     spread = prompt_tokens * (arrival_scv + prompt_scv)
-    prompt = max(prompt, _risen(samples, slo, now, lambda each: each.prefill_tokens_per_s, spread))
-    uncached = prompt * (1.0 - hit_rate)
+    longer = prompt - _BELIEF * math.sqrt(spread * prompt / slo.window_s)
+    uncached = max(believed * prompt_tokens, longer) * (1.0 - hit_rate)
     backlog = (mean(samples, now - slo.window_s / 3, _waiting) or 0.0) * prompt_tokens * (1.0 - hit_rate)
     return (
         Demand(
@@ -111,11 +117,18 @@ def _to_catch_up(slo: Slo, history: History, uncached: float, backlog: float) ->
 def _risen(
     samples: Sequence[Sample], slo: Slo, now: float, value: Callable[[Sample], float | None], variance: float
 ) -> float:
-    """What a rate has surely risen to of late, before the whole window shows it. What comes within t seconds varies
-    by `variance` times its mean: for requests that of their number, for tokens that times what one request brings."""
-    short_s = slo.window_s / 3.0
-    lately = rate(samples, now - short_s, value) or 0.0
-    return lately - _BELIEF * math.sqrt(variance * lately / short_s)
+    """What a rate has surely risen to of late, before the whole window shows it: the mean of a part of the window
+    that is as far above the whole as chance hardly ever is, else what chance leaves of it.
+
+    What comes within t seconds varies by `variance` times its mean: for requests that of their number, for tokens
+    that times what one request brings.
+    """
+    whole, risen = rate(samples, now - slo.window_s, value) or 0.0, 0.0
+    for part in _PARTS:
+        lately = rate(samples, now - part * slo.window_s, value) or 0.0
+        chance = math.sqrt(variance * lately / (part * slo.window_s))
+        risen = max(risen, lately if lately - _SURE * chance > whole else lately - _BELIEF * chance)
+    return risen
 
 
 def _arrival_scv(samples: Sequence[Sample]) -> float:
