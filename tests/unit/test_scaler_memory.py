@@ -11,7 +11,7 @@ from stoker.scaler.core.capacity import DecodeSteps, Measured
 from stoker.scaler.core.counting import Growth
 from stoker.scaler.core.memory import MOST_SAMPLES, Memory
 from stoker.scaler.core.minutes import Minutes
-from stoker.scaler.core.policy import Bounds, Kind, Policy
+from stoker.scaler.core.policy import Bounds, Kind, Policy, lookback_s
 from stoker.scaler.core.signals import Minute, Sample, Startup, Wanted
 from stoker.scaler.core.starts import Start, Starts
 from stoker.scaler.core.steady_clock import SteadyClock
@@ -203,10 +203,10 @@ def idle_sample(at: float, arrivals: float = 0.0) -> Sample:
 
 
 def test_samples_are_kept_for_the_longest_window_and_no_longer() -> None:
-    memory = Memory()
+    memory, policy = Memory(), Policy(Kind.CONCURRENCY)
     for second in range(0, 2_000, 2):
-        memory.add(idle_sample(second, arrivals=1.0), Policy(Kind.CONCURRENCY), 1e9 + second)
-    assert memory.samples[-1].at - memory.samples[0].at == pytest.approx(135, abs=2)
+        memory.add(idle_sample(second, arrivals=1.0), policy, 1e9 + second)
+    assert memory.samples[-1].at - memory.samples[0].at == pytest.approx(lookback_s(policy), abs=2)
 
 
 def test_a_day_of_idleness_takes_few_samples_without_a_gap() -> None:
