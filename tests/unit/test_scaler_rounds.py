@@ -30,6 +30,7 @@ CONCURRENCY = scaling_pb2.ScalingPolicy(
     kind=scaling_pb2.SCALING_KIND_CONCURRENCY,
     concurrency=scaling_pb2.ScalingConcurrency(target=2, utilisation=1),
     bounds=scaling_pb2.ScalingBounds(most=50),
+    pace=scaling_pb2.ScalingPace(settle_s=120),
 )
 
 
