@@ -276,11 +276,17 @@ async def test_what_is_deleted_is_forgotten_everywhere() -> None:
     assert stage.round.watching.starts.since("chat-0") is None
 
 
-async def test_a_policy_that_cannot_be_read_holds_the_count() -> None:
-    """Such a record can only come from another release: this one refuses it at the door."""
+def unreadable() -> list[scaling_pb2.ScalingPolicy]:
+    """What can only come from another release: this one's registry refuses it."""
+    hours = scaling_pb2.ScalingPolicy(kind=scaling_pb2.SCALING_KIND_SLO)
+    hours.schedules.add(begins="noon", ends="late")
+    # Kind 99 of a later release.
+    return [hours, scaling_pb2.ScalingPolicy.FromString(bytes([0x08, 99]))]
+
+
+@pytest.mark.parametrize("broken", unreadable())
+async def test_a_policy_that_cannot_be_read_holds_the_count(broken: scaling_pb2.ScalingPolicy) -> None:
     stage = Stage()
-    broken = scaling_pb2.ScalingPolicy(kind=scaling_pb2.SCALING_KIND_SLO)
-    broken.schedules.add(begins="noon", ends="late")
     stage.registry.deployment(scaling=broken, replicas=9)
     stage.registry.count(4)
     stage.registry.replicas(4)

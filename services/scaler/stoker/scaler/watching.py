@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
+from stoker.api.common.v1 import scaling_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.registry.client import (
     DemandSeen,
@@ -143,11 +144,7 @@ class Watching:
     def _deployment(self, deployment: records_pb2.Deployment) -> None:
         name = deployment.spec.name
         self.starts.serves(name, deployment.spec.model)
-        try:
-            self.policies[name] = policy_of(deployment.spec, paused=deployment.HasField("pause"))
-        except ValueError as error:
-            log.error("scaler.policy_unreadable", deployment=name, error=str(error))
-            self.policies[name] = _HOLD
+        self.policies[name] = _policy(deployment)
 
     def _records(self, event: RecordsChanged, now: float) -> None:
         for replica in event.upserts.replicas:
@@ -183,3 +180,16 @@ class Watching:
                 memory.measured.prefilling(growth)
                 memory.measured.decoding(growth)
             memory.add(seen.sample, self.policies[name], wall)
+
+
+def _policy(deployment: records_pb2.Deployment) -> Policy:
+    """How a deployment is scaled; what another release wrote and this one cannot read holds the count."""
+    kind, name = deployment.spec.scaling.kind, deployment.spec.name
+    if kind not in scaling_pb2.ScalingKind.values():
+        log.error("scaler.policy_unknown", deployment=name, kind=kind)
+        return _HOLD
+    try:
+        return policy_of(deployment.spec, paused=deployment.HasField("pause"))
+    except ValueError as error:
+        log.error("scaler.policy_unreadable", deployment=name, error=str(error))
+        return _HOLD
