@@ -17,7 +17,7 @@ import pytest
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
-from stoker.common.blocks import block_keys, root_key
+from stoker.common.blocks import block_keys, root_key, sampled
 from stoker.local.model import cached
 from stoker.registry.client import RegistryClient
 from tests.support.agents import Agent, Registry, Service, until
@@ -74,10 +74,10 @@ class Stack:
             assert told["usage"]["completion_tokens"] == max_tokens
             return answer.headers["x-stoker-replica"], told["usage"]
 
-    def prompts(self, family: int) -> list[list[int]]:
+    def prompts(self, family: int, blocks: int = BLOCKS) -> list[list[int]]:
         # Below the size of the tiny vocabulary, and different from the first block on.
         return [
-            [100 + (7 * number + 31 * family + at * (number + 1)) % 900 for at in range(BLOCKS * self.size)]
+            [100 + (7 * number + 31 * family + at * (number + 1)) % 900 for at in range(blocks * self.size)]
             for number in range(PROMPTS)
         ]
 
@@ -133,7 +133,6 @@ async def stack(processes: tuple[Registry, DeciderProcess, list[Agent], str]) ->
     ):
         scaler = Scaler(client)
         await until("the registry serves", client.get_fleet)
-        await scaler.lead()
         spec = common_pb2.DeploymentSpec(
             name="chat",
             model=str(cached()),
@@ -143,7 +142,6 @@ async def stack(processes: tuple[Registry, DeciderProcess, list[Agent], str]) ->
             engine_args=["--sim-step-ms", "10"],
         )
         await client.put_deployment(spec)
-        await scaler.want("chat", 3)
         yield Stack(registry, planner, agents, http, session, client, scaler)
 
 
@@ -163,6 +161,11 @@ async def _hit_rate(stack: Stack, prompts: list[list[int]]) -> float:
     usages = [(await stack.ask(prompt))[1] for prompt in prompts]
     hit = sum((usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0 for usage in usages)
     return float(hit / sum(usage["prompt_tokens"] for usage in usages))
+
+
+async def _begin(stack: Stack) -> None:
+    await stack.scaler.lead()
+    await stack.scaler.want("chat", 3)
 
 
 async def _scale_down(stack: Stack, family: int, *, warm: bool) -> float:
@@ -189,6 +192,7 @@ async def _scale_down(stack: Stack, family: int, *, warm: bool) -> float:
 
 
 async def test_what_a_victim_held_is_found_on_its_successors_and_nothing_is_lost(stack: Stack) -> None:
+    await _begin(stack)
     warmed = await _scale_down(stack, 1, warm=True)
     await stack.scaler.want("chat", 3)
     cold = await _scale_down(stack, 2, warm=False)
@@ -197,8 +201,29 @@ async def test_what_a_victim_held_is_found_on_its_successors_and_nothing_is_lost
     assert cold < 0.1
 
 
+async def test_what_a_real_scaler_names_is_found_on_the_successors(stack: Stack, tmp_path: Path) -> None:
+    blocks = 40
+    scaler = DeciderProcess("scaler", [stack.registry.endpoint], tmp_path)
+    scaler.start()
+    try:
+        await stack.settled(3)
+        prompts = stack.prompts(1, blocks)
+        for _ in range(6):  # who is asked for again and again is worth warming
+            placed = [(await stack.ask(prompt))[0] for prompt in prompts]
+        await stack.client.scale_deployment("chat", 2)
+        left = await stack.settled(2)
+        lost = [prompt for prompt, replica in zip(prompts, placed, strict=True) if replica not in left]
+        # The scaler knows of no prompt none of whose blocks is among those that it follows.
+        known = [prompt for prompt in lost if sampled(block_keys(prompt, stack.size, root_key("chat")))]
+        assert known
+        assert await _hit_rate(stack, known) == pytest.approx((blocks - 1) / blocks)
+    finally:
+        scaler.kill()
+
+
 @pytest.mark.parametrize("who", ["agent", "heir", "planner", "registry"])
 async def test_a_retirement_ends_whoever_is_killed(stack: Stack, who: str) -> None:
+    await _begin(stack)
     before = await stack.settled(3)
     victim, held = await _fill(stack, 3)
     (heir, *_) = sorted(before.keys() - {victim})
@@ -207,12 +232,13 @@ async def test_a_retirement_ends_whoever_is_killed(stack: Stack, who: str) -> No
         for prompt in held
     ]
     at = {each.node_id: each for each in stack.agents}
-    killed: Agent | Registry | DeciderProcess = {
+    everybody: dict[str, Service | DeciderProcess] = {
         "agent": at[before[victim].node_id],
         "heir": at[before[heir].node_id],
         "planner": stack.planner,
         "registry": stack.registry,
-    }[who]
+    }
+    killed = everybody[who]
     async with stack.load():
         await stack.scaler.want("chat", 2, [victim], warmings)
         killed.kill()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from stoker.common.blocks import block_keys, root_key
+import itertools
+
+from stoker.common.blocks import SAMPLE, block_keys, root_key
 from stoker.node_agent.core.digest import CacheDigest
-from stoker.node_agent.core.prompts import Prompts
+from stoker.node_agent.core.prompts import Prompts, end_of, sole_followers
 from stoker.node_agent.engine.events import Cleared, Event, Removed, Stored
 
 PROMPT = tuple(range(40, 48))
@@ -106,3 +108,21 @@ def test_a_new_life_of_the_engine_holds_nothing() -> None:
     digest = digest_of(stored(1))
     digest.begin(2)
     assert rebuilt(digest, KEYS[0]) is None
+
+
+def test_a_sampled_block_stands_for_what_follows_up_to_the_next_or_to_where_prompts_part() -> None:
+    sampled, other = SAMPLE * 5, SAMPLE * 9
+    chain = [sampled, 1, 2, 3, other, 4]
+    followers = dict(itertools.pairwise(chain))
+    assert end_of(sampled, followers) == 3
+    assert end_of(other, followers) == 4
+    assert end_of(1, followers) == 1, "named by somebody who knows all blocks: nothing is added"
+    assert end_of(sampled, {}) == sampled
+    assert end_of(SAMPLE, {SAMPLE: 1, 1: 1}) == 1, "keys that collide must not hold anybody"
+
+
+def test_where_prompts_part_nothing_follows() -> None:
+    digest = digest_of(stored(1, 2, 3), stored(4, parent=3))
+    digest.apply([Stored((9,), 2, (7, 7), 2, None, None, ((),), "GPU")])
+    followers = sole_followers(digest.prompts.copy())
+    assert followers == {root_key("m"): KEYS[0], KEYS[0]: KEYS[1], KEYS[2]: KEYS[3]}

@@ -15,7 +15,7 @@ from stoker.common.errors import Exhausted, NotFound, StokerError, Unavailable
 from stoker.common.ticket_keys import KeyFile
 from stoker.node_agent import state_files, wire
 from stoker.node_agent.core.lifecycle import Member
-from stoker.node_agent.core.prompts import Prompt
+from stoker.node_agent.core.prompts import Prompt, PromptOf
 from stoker.node_agent.core.task import Prefix, Retirement, Task, by_priority
 from stoker.node_agent.retiring import Retiring, Successor, Warming
 
@@ -54,6 +54,10 @@ class Heir:
 
 def prompt_of(leaf: int) -> Prompt | None:
     return Prompt([leaf] * LENGTH) if leaf < 1_000 else None
+
+
+async def prompts() -> PromptOf:
+    return prompt_of
 
 
 def retirement(*prefixes: tuple[int, str], tokens: int = LENGTH, timeout_s: float = 60.0) -> Retirement:
@@ -159,7 +163,7 @@ class Follower:
         self.changes += 1
 
     def follow(self, asked: Retirement | None) -> None:
-        self.retiring.follow(asked, prompt_of, "m", 10_000)
+        self.retiring.follow(asked, prompts, "m", 10_000)
 
 
 async def test_a_member_says_when_it_is_done_and_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:

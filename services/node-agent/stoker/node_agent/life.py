@@ -18,7 +18,7 @@ from stoker.node_agent.block_feed import BlockFeed
 from stoker.node_agent.core.digest import CacheDigest
 from stoker.node_agent.core.lifecycle import Member
 from stoker.node_agent.core.load import Load, Meter, measure
-from stoker.node_agent.core.prompts import Prompt
+from stoker.node_agent.core.prompts import Prompt, PromptOf, end_of, sole_followers
 from stoker.node_agent.core.task import argument
 from stoker.node_agent.engine.client import EngineClient
 from stoker.node_agent.engine.protocol import Engine, EngineInfo, Health, KvEndpoint, LaunchRequest
@@ -110,10 +110,20 @@ class Life:
         """The block digest of each data-parallel rank; none for a member that does not serve."""
         return [feed.digest for feed in self._feeds]
 
-    def prompt(self, leaf: int) -> Prompt | None:
-        """The prompt that ends with a block; None where no cache of the engine is known to hold all of it."""
-        found = (digest.prompts.prompt(leaf) for digest in self.digests)
-        return next((prompt for prompt in found if prompt is not None), None)
+    async def prompts(self) -> PromptOf:
+        """What finds the prompt that a block stands for; None where no cache of the engine is known to hold it."""
+        caches = [digest.prompts for digest in self.digests]
+        followers = [await asyncio.to_thread(sole_followers, cache.copy()) for cache in caches]
+
+        def prompt_of(leaf: int) -> Prompt | None:
+            for cache, follows in zip(caches, followers, strict=True):
+                # What went on from it may have been evicted since.
+                found = cache.prompt(end_of(leaf, follows)) or cache.prompt(leaf)
+                if found is not None:
+                    return found
+            return None
+
+        return prompt_of
 
     # --- health -------------------------------------------------------------------------------------------
 

@@ -177,7 +177,7 @@ class MemberRunner:
             self._retiring.end()
             return
         longest = info.max_model_len - 1 if info.max_model_len else sys.maxsize
-        self._retiring.follow(self.member.task.retirement, life.prompt, info.model_names[0], longest)
+        self._retiring.follow(self.member.task.retirement, life.prompts, info.model_names[0], longest)
 
     def _seen(self, exit_: Exit | None) -> Seen:
         life = self._life

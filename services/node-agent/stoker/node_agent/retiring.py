@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from stoker.common.ticket_keys import KeyFile
 from stoker.common.tickets import HEADER, Ticket
 from stoker.common.tls import Tls
 from stoker.node_agent import telemetry
-from stoker.node_agent.core.prompts import Prompt
+from stoker.node_agent.core.prompts import Prompt, PromptOf
 from stoker.node_agent.core.task import Prefix, Retirement
 
 log = structlog.get_logger(__name__)
@@ -93,11 +93,11 @@ class Warming:
     def __init__(
         self,
         retirement: Retirement,
-        prompt_of: Callable[[int], Prompt | None],
+        prompt_of: PromptOf,
         longest: int,
         busy_pause_s: float,
     ) -> None:
-        """`prompt_of` gives the prompt that ends with a block; none is asked for that is longer than `longest`."""
+        """No prompt is asked for that is longer than `longest`."""
         self.budget = Budget(sum(prefix.tokens for prefix in retirement.prefixes))
         self._retirement = retirement
         self._prompt_of = prompt_of
@@ -179,7 +179,7 @@ class Retiring:
         return self._warming.budget.spent if self._warming is not None else 0
 
     def follow(
-        self, asked: Retirement | None, prompt_of: Callable[[int], Prompt | None], model: str, longest: int
+        self, asked: Retirement | None, prompts: Callable[[], Awaitable[PromptOf]], model: str, longest: int
     ) -> None:
         """Do what is asked now; None ends what goes on. `model` is what a prompt without an adapter asks for."""
         if asked == self._asked:
@@ -187,8 +187,8 @@ class Retiring:
         self.end()
         if asked is not None:
             self._asked = asked
-            warming = self._warming = Warming(asked, prompt_of, longest, self._busy_pause_s)
-            self._task = asyncio.create_task(self._run(asked, warming, model), name="retire")
+            self._warming = None
+            self._task = asyncio.create_task(self._run(asked, prompts, model, longest), name="retire")
 
     def end(self) -> None:
         """End what goes on: nothing is asked any more."""
@@ -204,15 +204,18 @@ class Retiring:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    async def _run(self, asked: Retirement, warming: Warming, model: str) -> None:
+    async def _run(
+        self, asked: Retirement, prompts: Callable[[], Awaitable[PromptOf]], model: str, longest: int
+    ) -> None:
         channels = {heir: rpc.channel(endpoint, self._tls) for heir, endpoint in asked.agents.items()}
         try:
+            warming = self._warming = Warming(asked, await prompts(), longest, self._busy_pause_s)
             await warming.run(lambda heir: RemoteSuccessor(channels[heir], heir, model, self._keys))
         except Exception:
             # A replica that cannot warm others must leave all the same.
             log.exception("retiring.failed")
         finally:
             await asyncio.gather(*(channel.close() for channel in channels.values()))
-        log.info("retiring.done", tokens=warming.budget.spent, prefixes=len(asked.prefixes))
+        log.info("retiring.done", tokens=self.warmed_tokens, prefixes=len(asked.prefixes))
         self.done = True
         self._changed()
