@@ -20,7 +20,7 @@ from tests.support.agents import Agent, Planner, Registry, inference, member, re
 from tests.support.etcd import EtcdServer
 
 READY = records_pb2.STATE_READY
-PROMPT = [1_000 + number for number in range(640)]
+PROMPT = [100 + number % 200 for number in range(640)]
 KEY_LINE = "k " + "ab" * 32
 
 
@@ -111,13 +111,17 @@ async def retired(agent: Agent, replica_id: str, within_s: float = 20.0) -> reco
     return status
 
 
+@pytest.mark.parametrize("engine", ["sim", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(400)])])
 async def test_a_prompt_of_a_retiring_replica_is_found_on_its_successor(
-    victim: Agent, heir: Agent, planner: Planner
+    victim: Agent, heir: Agent, planner: Planner, engine: str
 ) -> None:
-    assignment = await planner.assign("warm-0", victim.node_id)
-    await planner.assign("warm-1", heir.node_id)
-    status = await reaches(victim, "warm-0", READY)
-    await reaches(heir, "warm-1", READY)
+    args = ["--max-model-len", "2048", "--num-gpu-blocks-override", "128"]
+    args += ["--enforce-eager"] if engine == "vllm" else []
+    assignment = await planner.assign("warm-0", victim.node_id, args=args, engine=engine)
+    # Where priorities count, what only warms goes last; an engine without them would refuse it.
+    await planner.assign("warm-1", heir.node_id, args=[*args, "--scheduling-policy", "priority"], engine=engine)
+    status = await reaches(victim, "warm-0", READY, within_s=200)
+    await reaches(heir, "warm-1", READY, within_s=200)
     await ask(victim, PROMPT, model="warm")
     size = status.engine.block_size
     # A prefix of what it holds, one that it never had, and one beyond the budget.
