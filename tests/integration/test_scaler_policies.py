@@ -209,6 +209,31 @@ async def test_a_standby_knows_as_much_as_the_leader(registry: RegistryUnderTest
             assert told.now.replicas == told.standing.replicas
 
 
+async def test_of_two_deployments_that_share_a_demand_the_cheaper_grows(registry: RegistryUnderTest) -> None:
+    mine = settings(registry)
+    shared = scaling_pb2.ScalingPolicy(group="m")
+    shared.MergeFrom(CONCURRENCY)
+    dear = scaling_pb2.ScalingPolicy(price=scaling_pb2.ScalingPrice(per_hour=9.0))
+    dear.MergeFrom(shared)
+    why_dear = scaler_pb2.WhyDeploymentRequest(deployment="dear")
+    async with (
+        staged(registry) as stage,
+        running(app.serve, mine),
+        DemandingRouter([registry.endpoint], "r2", "m", "cheap", "dear") as router,
+    ):
+        await stage.client.put_deployment(spec("cheap", served_model_name="m", scaling=shared))
+        await stage.client.put_deployment(spec("dear", served_model_name="m", scaling=dear))
+        await eventually(lambda: stage.ready() == 2, within_s=20)
+        # 2 that run and 6 that wait: 4 replicas at 2 each, wherever they are.
+        stage.agent.running, router.queued = 1, 6
+        desired = stage.view.desired
+        await eventually(lambda: desired["cheap"].replicas >= 3, "the cheaper grows by what is missing", 20)
+        assert desired["dear"].replicas == 1
+        told = await ask(mine.listen, lambda stub: stub.WhyDeployment(why_dear, timeout=5))
+        assert list(told.group) == ["cheap", "dear"]
+        assert 0 < told.samples[-1].queued < 6, "its share of what waits"
+
+
 async def test_dry_runs_policies_and_pauses(registry: RegistryUnderTest) -> None:
     mine = settings(registry)
     async with staged(registry) as stage, running(app.serve, mine):

@@ -20,7 +20,6 @@ from stoker.cli import doctor, main
 from stoker.cli.addresses import Addresses
 from stoker.cli.fleet import Fleet, Registries, wait_settled
 from stoker.cli.placement import Unplaced
-from stoker.common import logs
 from stoker.common.errors import StokerError
 from stoker.registry.client import RegistryClient
 from tests.unit.test_bench_recordings import records, written
@@ -28,8 +27,7 @@ from tests.unit.test_bench_recordings import records, written
 
 @pytest.fixture(autouse=True)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No stack of the developer's, no logging set up for the tests that follow."""
-    monkeypatch.setattr(logs, "setup", lambda *_: None)
+    """No stack of the developer's."""
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     for name in ("STOKER_REGISTRY", "STOKER_ROUTER", "STOKER_PLANNER", "STOKER_SCALER"):
         monkeypatch.delenv(name, raising=False)

@@ -68,7 +68,7 @@ def why(
     """Show what was decided for a deployment, what would be now, and the signals and figures behind it."""
     request = scaler_pb2.WhyDeploymentRequest(deployment=deployment, samples=samples)
     answer = run(_ask(_scalers(scaler), secured(scaler), lambda stub: stub.WhyDeployment(request, timeout=_CALL_S)))
-    value = scaler_report.why_json(answer)
+    value = scaler_report.why_json(deployment, answer)
     Output(output).result(value, *scaler_report.why_tables(value))
 
 

@@ -31,9 +31,10 @@ _COLUMNS = (
 )
 
 
-def why_json(answer: scaler_pb2.WhyDeploymentResponse) -> dict[str, Any]:
+def why_json(deployment: str, answer: scaler_pb2.WhyDeploymentResponse) -> dict[str, Any]:
     """All that a scaler told of a deployment. What is unknown is null, which is not zero."""
     return {
+        "deployment": deployment,
         "standing": decision_json(answer.standing) if answer.HasField("standing") else None,
         "now": decision_json(answer.now) if answer.HasField("now") else None,
         "held": answer.held or None,
@@ -103,7 +104,7 @@ def why_tables(value: dict[str, Any]) -> list[RenderableType]:
     shown.append(f"measured: {', '.join(known) or 'nothing yet'}")
     if value["samples"]:
         shown.append(_samples(value["samples"]))
-    shown.append(f"policy: {value['policy']['kind']}; see `stoker scaler policy DEPLOYMENT`")
+    shown.append(f"policy: {value['policy']['kind']}; see `stoker scaler policy {value['deployment']}`")
     return shown
 
 
