@@ -317,7 +317,7 @@ async def test_the_command_line_asks_and_changes(
         await stage.client.put_deployment(spec("chat", replicas=2))
         await eventually(lambda: stage.ready() == 2, within_s=20)
         told = json.loads(await stoker("scaler", "why", "chat", "-o", "json"))
-        assert (told["standing"]["replicas"], told["standing"]["reason"]) == (2, "FIXED")
+        assert (told["deployment"], told["standing"]["replicas"]) == ("chat", 2)
         assert "stands: 2 FIXED" in await stoker("scaler", "why", "chat")
         single = ("--set", "bounds.least=3", "--set", "pace.settle_s=4")
         tried = await stoker("scaler", "dry-run", "chat", "--policy", "concurrency", *single, "-o", "json")
