@@ -93,6 +93,7 @@ _DEMAND_BOUNDS: Mapping[str, float] = {
     "held": _REQUESTS,
     "in_flight": _REQUESTS,
     "oldest_queued_s": _EVER,
+    "prompt_tokens_squared": _EVER * _EVER,
 }
 
 Violations = Iterator[FieldViolation]
