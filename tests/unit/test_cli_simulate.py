@@ -65,6 +65,7 @@ def test_a_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--trace", "FILE", "--format", "mooncake"], ":1: it is no Mooncake request"),
         (["--trace", "FILE", "--format", "azure", "--model", "m"], "--model: a trace of azure names no models"),
         (["--trace", "FILE", "--format", "stoker"], "FILE: "),
+        (["--generate", "step", "--startup-s", "1e308"], "'--startup-s'"),
         (["--trace", "/nowhere", "--format", "azure"], "cannot read /nowhere"),
         (["--generate", "step", "--replicas-max", "2", "--replicas-min", "3"], "--replicas-max: 2 is below"),
         (["--trace", "FILE", "--format", "azure", "--policy", "magic"], "--policy: 'magic' is no policy"),

@@ -43,6 +43,12 @@ def test_a_fixed_count() -> None:
         ("concurrency:goal=3", "no setting 'goal'"),
         ("slo:pace=3", "no setting 'pace'"),
         ("slo:pace.speed=3", "no setting 'speed'; there are down_cooldown_s"),
+        ("fixed:99999999", "say how many, as in fixed:6, 10000 at most"),
+        ("slo:attainment=2", "slo.attainment: 2 is out of range; give between 0 and 1"),
+        ("slo:attainment=nan", "slo.attainment: nan is out of range"),
+        ("concurrency:target=0", "concurrency.target: 0 is out of range; give 0.01"),
+        ("slo:pace.settle_s=-1,ttft_s=0", "slo.ttft_s: 0 is out of range; give 0.001 to 3600; pace.settle_s: -1"),
+        ("forecast:pace.up_replicas=-1", "give a count from 0 to 10000"),
         ("concurrency:target=many", "target cannot be 'many'; it is 8.0 by default"),
     ],
 )

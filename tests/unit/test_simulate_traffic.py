@@ -42,7 +42,27 @@ def test_a_mooncake_trace(tmp_path: Path) -> None:
         (azure, AZURE + "2023-11-16 18:17:03.9,1,1\nnow,1,1\n", "t:3: 'now,1,1' is no request"),
         (azure, AZURE + "2023-11-16 18:17:03.9,1\n", "t:2: '2023-11-16 18:17:03.9,1' is no request"),
         (azure, AZURE + "2023-11-16 18:17:03.9,1,1\n2023-11-16 18:17:02.9,1,1\n", "t:3: it goes back in time; sort"),
+        (
+            azure,
+            AZURE + "2023-11-16 18:17:03.9,-1,1\n",
+            "t:2: it has -1 tokens; 0 to 10,000,000 can be; cut or mend it",
+        ),
+        (azure, AZURE + "2023-11-16 18:17:03.9,1,99999999999999999999\n", "t:2: it has 1e+20 tokens"),
+        (azure, AZURE + "2023-11-16 18:17:03.9,1,1\n9999-11-16 18:17:03.9,1,1\n", "t:3: it comes 2,913,"),
+        (azure, AZURE + '2023-11-16 18:17:03.9,1,1\n"' + "x" * 200_000, "t:3: it is no CSV (field larger"),
+        (azure, "x" * 200_000, "t:1: it is no CSV"),
+        (mooncake, "[" * 100_000, "t:1: it is no Mooncake request"),
+        (
+            mooncake,
+            '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}',
+            "t:1: it is no Moonc",
+        ),
         (mooncake, "{}\n", "t:1: it is no Mooncake request"),
+        (
+            mooncake,
+            '{"timestamp": NaN, "input_length": 1, "output_length": 1, "hash_ids": []}',
+            "t:1: it comes nan days",
+        ),
         (
             mooncake,
             '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [-1]}',
@@ -56,6 +76,14 @@ def test_what_is_wrong_is_named_with_its_line_and_what_to_do(
     with pytest.raises(InvalidRequest) as raised:
         list(read(written(tmp_path / "t", text)))  # type: ignore[call-overload]
     assert said in raised.value.message
+
+
+def test_what_is_no_text_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "t"
+    file.write_bytes(AZURE.encode() + b"\xff\xfe\n")
+    with pytest.raises(InvalidRequest) as raised:
+        list(azure(file))
+    assert "t:2: '\\\\xff" in raised.value.message
 
 
 def test_a_file_that_is_not_there() -> None:

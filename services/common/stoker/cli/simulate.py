@@ -76,18 +76,26 @@ def simulate(
             "concurrency:target=6,pace.settle_s=300. Default: concurrency, slo and forecast.",
         ),
     ] = None,
-    replicas: Annotated[int, typer.Option("--replicas", min=0, help="Serving when it begins; 0: the least.")] = 0,
+    replicas: Annotated[
+        int, typer.Option("--replicas", min=0, max=10_000, help="Serving when it begins; 0: the least.")
+    ] = 0,
     least: Annotated[int, typer.Option("--replicas-min", min=0, max=10_000, help="Never fewer.")] = 1,
     most: Annotated[int, typer.Option("--replicas-max", min=1, max=10_000, help="Never more.")] = 100,
     startup_s: Annotated[
-        float, typer.Option("--startup-s", min=0.0, help="Seconds from a decision to a replica that serves (median).")
+        float,
+        typer.Option(
+            "--startup-s", min=0.0, max=86_400.0, help="Seconds from a decision to a replica that serves (median)."
+        ),
     ] = 90.0,
     startup_spread: Annotated[
         float, typer.Option("--startup-spread", min=0.0, max=2.0, help="Log-normal spread of these; 0: all alike.")
     ] = 0.0,
-    slo_ttft_ms: Annotated[float, typer.Option("--slo-ttft-ms", min=1.0, help="First token within.")] = 2_000.0,
+    slo_ttft_ms: Annotated[
+        float, typer.Option("--slo-ttft-ms", min=1.0, max=3.6e6, help="First token within.")
+    ] = 2_000.0,
     slo_itl_ms: Annotated[
-        float, typer.Option("--slo-itl-ms", min=0.0, help="A request's mean time between tokens within; 0: any.")
+        float,
+        typer.Option("--slo-itl-ms", min=0.0, max=6e4, help="A request's mean time between tokens within; 0: any."),
     ] = 200.0,
     speed: Annotated[float, typer.Option("--speed", min=0.01, max=1_000.0, help="Arrivals so much faster.")] = 1.0,
     load: Annotated[
@@ -96,10 +104,14 @@ def simulate(
     hours: Annotated[
         float, typer.Option("--hours", min=0.0, max=10_000.0, help="Repeat the trace until so long; 0: once.")
     ] = 0.0,
-    price: Annotated[float, typer.Option("--price", min=0.0, help="Of a replica-hour, in any currency.")] = 1.0,
-    kv_blocks: Annotated[int, typer.Option("--kv-blocks", min=0, help="KV blocks each; 0: the hardware's.")] = 0,
+    price: Annotated[
+        float, typer.Option("--price", min=0.0, max=1e9, help="Of a replica-hour, in any currency.")
+    ] = 1.0,
+    kv_blocks: Annotated[
+        int, typer.Option("--kv-blocks", min=0, max=100_000_000, help="KV blocks each; 0: the hardware's.")
+    ] = 0,
     prefill_rate: Annotated[
-        float, typer.Option("--prefill-rate", min=0.0, help="Uncached tokens/s each; 0: the hardware's.")
+        float, typer.Option("--prefill-rate", min=0.0, max=1e9, help="Uncached tokens/s each; 0: the hardware's.")
     ] = 0.0,
     model: Annotated[str, typer.Option("--model", help="Recorded model. Default: the only one.")] = "",
     seed: Annotated[int, typer.Option("--seed", help="Seed of what is left to chance.")] = 1,

@@ -7,10 +7,14 @@ from math import inf
 from typing import Any
 
 from stoker.common.errors import InvalidRequest
+from stoker.registry.core import scaling
+from stoker.registry.core.validation import Limits
 from stoker.scaler.core.policy import Kind, Policy
+from stoker.scaler.policy_messages import message_of
 from stoker.simulate.settings import Objective
 
 _OPTION = "--policy"
+_MOST = Limits().replicas
 _KINDS = ", ".join(Kind)
 
 
@@ -39,8 +43,8 @@ def parsed(text: str, objective: Objective) -> Contender:
     slo = replace(Policy().slo, ttft_s=objective.ttft_s, itl_s=inf if objective.itl_s is None else objective.itl_s)
     policy = Policy(kind=kind, slo=slo)
     if kind is Kind.FIXED:
-        if not rest.isdigit():
-            raise InvalidRequest.field(_OPTION, f"{text!r}: say how many, as in fixed:6")
+        if not (rest.isascii() and rest.isdigit()) or len(rest) > len(str(_MOST)) or int(rest) > _MOST:
+            raise InvalidRequest.field(_OPTION, f"{text!r}: say how many, as in fixed:6, {_MOST} at most")
         return Contender(text, policy, int(rest))
     for setting in filter(None, rest.split(",")):
         name, equals, value = setting.partition("=")
@@ -48,7 +52,23 @@ def parsed(text: str, objective: Objective) -> Contender:
             raise InvalidRequest.field(_OPTION, f"{text!r}: {setting!r} is not SETTING=VALUE")
         path = name.split(".") if "." in name else [_section(kind, name), name]
         policy = _set(policy, [part for part in path if part], value, text)
+    _check(policy, text)
     return Contender(text, policy)
+
+
+def _check(policy: Policy, said: str) -> None:
+    """What the registry would refuse is no answer to what a policy would do."""
+    if policy.slo.itl_s == inf:  # an objective without one
+        policy = replace(policy, slo=replace(policy.slo, itl_s=Policy().slo.itl_s))
+    try:
+        message = message_of(policy)
+    except (ValueError, OverflowError) as error:  # a count that the wire cannot carry
+        raise InvalidRequest.field(_OPTION, f"{said!r}: {error}; give a count from 0 to {_MOST}") from error
+    wrong = "; ".join(
+        f"{each.field.removeprefix('.')}: {each.description}" for each in scaling.policy("", message, Limits())
+    )
+    if wrong:
+        raise InvalidRequest.field(_OPTION, f"{said!r}: {wrong}")
 
 
 def _section(kind: Kind, name: str) -> str:
