@@ -293,3 +293,12 @@ def test_a_recording_is_replayed_from_the_command_line(
     shown = capsys.readouterr().out
     assert "simulated: 3 × 300 blocks of 32 tokens, 2,000 prompt tokens/s, 20.0 ms a decode step" in shown
     assert shown.count("stoker") == 2
+
+
+@pytest.mark.parametrize("wrong", ["slo.ttft=1", "bounds.least=9"])
+def test_a_setting_is_told_without_a_line_that_nobody_wrote(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("scaler", "policy", "tiny", "--set", wrong, "--set", "bounds.most=3", "--scaler", "127.0.0.1:1")
+    assert run(monkeypatch, *arguments, "--registry", "127.0.0.1:1") == 2
+    assert "error: --set: " in capsys.readouterr().err

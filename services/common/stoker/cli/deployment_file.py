@@ -153,15 +153,15 @@ def parse(text: str, source: str) -> common_pb2.DeploymentSpec:
     return spec
 
 
-def parse_policy(text: str, source: str) -> scaling_pb2.ScalingPolicy:
-    """The scaling policy in a text; `source` names it in errors."""
+def parse_policy(text: str, source: str, *, lines: bool = True) -> scaling_pb2.ScalingPolicy:
+    """The scaling policy in a text; `source` names it in errors, without `lines` where nobody wrote any."""
     node = _composed(text, source, "at least a kind")
     reader = _Reader()
     values = reader.message(node, scaling_pb2.ScalingPolicy.DESCRIPTOR)
-    _refuse(reader, source)
+    _refuse(reader, source, lines=lines)
     policy = scaling_pb2.ScalingPolicy(**values)
     _check_policy(reader, node, policy, "")
-    _refuse(reader, source)
+    _refuse(reader, source, lines=lines)
     return policy
 
 
@@ -178,10 +178,13 @@ def _composed(text: str, source: str, needs: str) -> yaml.Node:
     return node
 
 
-def _refuse(reader: _Reader, source: str) -> None:
+def _refuse(reader: _Reader, source: str, *, lines: bool = True) -> None:
     """Raises StokerError where something was wrong."""
     if reader.mistakes:
-        raise _bad("\n".join(f"{source}:{line}: {what}" for line, what in sorted(reader.mistakes)))
+        told = (
+            f"{source}:{line}: {what}" if lines else f"{source}: {what}" for line, what in sorted(reader.mistakes)
+        )
+        raise _bad("\n".join(told))
 
 
 def _check_policy(reader: _Reader, root: yaml.Node, policy: scaling_pb2.ScalingPolicy, at: str) -> None:

@@ -200,7 +200,7 @@ def _wanted(
 ) -> Callable[[records_pb2.Deployment], scaling_pb2.ScalingPolicy]:
     """What makes the wanted policy of the present one: a file replaces it whole, single settings change it."""
     whole = deployment_file.read_policy(file) if file is not None else None
-    single = deployment_file.parse_policy(_nested(settings), "--set") if settings else None
+    single = deployment_file.parse_policy(_nested(settings), "--set", lines=False) if settings else None
 
     def change(present: records_pb2.Deployment) -> scaling_pb2.ScalingPolicy:
         policy = scaling_pb2.ScalingPolicy()
