@@ -252,3 +252,13 @@ async def test_a_tenant_over_its_limit_is_no_demand() -> None:
             refused += 1
     assert refused
     assert told(world)["tiny"].arrivals == 80 - refused
+
+
+def test_a_policy_that_only_a_later_release_can_read_costs_nobody_the_model() -> None:
+    world = World()
+    written = scaling_pb2.ScalingPolicy(
+        kind=scaling_pb2.SCALING_KIND_SLO, schedules=[scaling_pb2.ScalingSchedule(begins="sunrise", ends="23:00")]
+    )
+    deployed(world, scaling=written)
+    assert world.view.deployed.serving("tiny") == ("tiny",)
+    assert not world.view.deployed.wakes("tiny")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import structlog
+
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
-from stoker.scaler.core.policy import Kind, Slo
+from stoker.scaler.core.policy import Kind, Policy, Slo
 from stoker.scaler.policy_messages import policy_of
+
+log = structlog.get_logger(__name__)
 
 _DEFAULT_SLO = Slo()
 
@@ -21,7 +25,11 @@ class _Deployed:
 
     @classmethod
     def of(cls, record: records_pb2.Deployment) -> _Deployed:
-        policy = policy_of(record.spec, paused=record.HasField("pause"))
+        try:
+            policy = policy_of(record.spec, paused=record.HasField("pause"))
+        except ValueError as error:  # from a later release: its model is served all the same, but not woken
+            log.error("router.policy_unreadable", deployment=record.spec.name, error=str(error))
+            policy = Policy()
         sleeps = policy.kind is not Kind.FIXED and not policy.paused and policy.bounds.least == 0
         return cls(record.spec, policy.slo, sleeps and policy.bounds.most > 0)
 
