@@ -302,3 +302,14 @@ def test_a_setting_is_told_without_a_line_that_nobody_wrote(
     arguments = ("scaler", "policy", "tiny", "--set", wrong, "--set", "bounds.most=3", "--scaler", "127.0.0.1:1")
     assert run(monkeypatch, *arguments, "--registry", "127.0.0.1:1") == 2
     assert "error: --set: " in capsys.readouterr().err
+
+
+def test_what_to_name_is_an_option_that_the_verb_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "none"))
+    monkeypatch.delenv("STOKER_SCALER", raising=False)
+    assert run(monkeypatch, "scaler", "why", "tiny") == 3
+    told = capsys.readouterr().err
+    assert "--scaler" in told
+    assert "--registry" not in told

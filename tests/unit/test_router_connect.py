@@ -174,6 +174,19 @@ async def test_a_body_beyond_the_bound_is_refused_by_the_protocols_error() -> No
         assert await line.ended()
 
 
+async def test_who_waits_for_leave_to_send_its_body_gets_it() -> None:
+    async with site() as here:
+        whole = call("Expect: 100-continue")
+        for _ in range(2):
+            line = await here.line(whole[: -len(BODY)])
+            async with asyncio.timeout(5):
+                assert await line.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            line.writer.write(BODY)
+            assert (await line.answer()).status == 200
+        refused_at_once = await here.line(call("Expect: 100-continue", body=b"x" * (MOST_BYTES + 1))[:200])
+        assert (await refused_at_once.answer()).status == 400
+
+
 async def test_giant_headers_are_refused() -> None:
     async with site() as here:
         line = await here.line(call(f"X: {'x' * 80_000}")[:66_000])

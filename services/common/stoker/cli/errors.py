@@ -24,7 +24,7 @@ _EXITS = {
 }
 
 _NEXT = {
-    "NO_ADDRESS": "start a local stack with `stoker up`, or name the service, as in --registry HOST:7310",
+    "NO_ADDRESS": "start a local stack with `stoker up`, or name the service by the option or the variable said",
     "NOT_FOUND": "look for the right name with `stoker status`",
     "START_FAILED": "mend what the log says, then try again; `stoker doctor` checks this machine",
     "HOME_UNUSABLE": "mend that, or set STOKER_HOME to a directory of yours with room in it",

@@ -264,6 +264,14 @@ class Connection(asyncio.Protocol):
         # The parser has seen that it is a number, and the only one.
         if len(length) > 20 or int(length) > self._shared.max_body_bytes:
             self._refuse(TooLarge(self._shared.max_body_bytes))
+        elif self._headers.get("expect", "").lower() == "100-continue":
+            self._invite()
+
+    def _invite(self) -> None:
+        """The client waits for leave to send its body. Behind other requests it has it when its patience ends."""
+        free = self._work is None and not self._deaf and self._parser.get_http_version() == "1.1"
+        if free and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body."""
