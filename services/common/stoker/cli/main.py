@@ -88,7 +88,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _interrupted() -> int:
-    sys.stderr.write("interrupted; what was started is stopped\n")
+    sys.stderr.write("interrupted; what was started here is stopped, what was asked of the fleet stands\n")
     return errors.INTERRUPTED
 
 
