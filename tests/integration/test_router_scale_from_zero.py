@@ -218,6 +218,7 @@ async def test_a_request_brings_a_model_back_through_the_real_services(tmp_path:
                 await eventually(decider.leading, f"{decider.role} leads", 20, not_yet=(grpc.aio.AioRpcError,))
             policy = spec(least=0, most=1)
             policy.scaling.bounds.idle_s = 3.0
+            policy.scaling.slo.window_s = 3.0
             policy.scaling.pace.CopyFrom(scaling_pb2.ScalingPace(down_cooldown_s=0.0, settle_s=3.0))
             policy.replicas = 0
             await client.put_deployment(policy)
