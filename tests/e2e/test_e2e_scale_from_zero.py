@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 POLICY = scaling_pb2.ScalingPolicy(
     kind=scaling_pb2.SCALING_KIND_SLO,
+    slo=scaling_pb2.ScalingSlo(window_s=4.0),
     bounds=scaling_pb2.ScalingBounds(least=0, most=2, idle_s=4.0),
     pace=scaling_pb2.ScalingPace(down_cooldown_s=0.0, settle_s=4.0),
 )
