@@ -1,4 +1,4 @@
-"""What whole test suites share: hypothesis settings and real etcd servers."""
+"""What whole test suites share: hypothesis settings, no logging set up, and real etcd servers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ import pytest
 # Makes `tests.support` importable however pytest was started.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from stoker.common import logs
 from tests.support.etcd import EtcdCluster, EtcdServer
 
 # The same examples on every run, and no verdict by wall clock: other tests may hold the cores.
 hypothesis.settings.register_profile("stoker", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("stoker")
+
+
+@pytest.fixture(autouse=True)
+def _no_logging_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run within a test set up logging for the whole process: the tests that follow would hear nothing."""
+    monkeypatch.setattr(logs, "setup", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="module")

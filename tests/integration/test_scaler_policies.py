@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from stoker.api.common.v1 import scaling_pb2
 from stoker.api.registry.v1 import records_pb2
@@ -313,29 +314,32 @@ async def test_the_command_line_asks_and_changes(
         shown = capsys.readouterr()
         return shown.out + shown.err
 
-    async with staged(registry) as stage, running(app.serve, mine):
-        await stage.client.put_deployment(spec("chat", replicas=2))
-        await eventually(lambda: stage.ready() == 2, within_s=20)
-        told = json.loads(await stoker("scaler", "why", "chat", "-o", "json"))
-        assert (told["deployment"], told["standing"]["replicas"]) == ("chat", 2)
-        assert "stands: 2 FIXED" in await stoker("scaler", "why", "chat")
-        single = ("--set", "bounds.least=3", "--set", "pace.settle_s=4")
-        tried = await stoker("scaler", "dry-run", "chat", "--policy", "concurrency", *single, "-o", "json")
-        assert json.loads(tried)["decision"]["replicas"] == 3
-        assert "AT_LEAST" in await stoker("scaler", "dry-run", "chat", "--policy", "concurrency", *single)
-        assert stage.count() == 2
-        await stoker("scaler", "policy", "chat", "--policy", "concurrency", *single)
-        await eventually(lambda: stage.count() == 3, within_s=10)
-        await stoker("scaler", "policy", "chat", "--set", "bounds.most=5")
-        kept = json.loads(await stoker("scaler", "policy", "chat", "-o", "json"))["policy"]
-        assert (kept["kind"], kept["bounds"]["least"], kept["bounds"]["most"]) == ("concurrency", 3, 5)
-        assert "scaler policy" in await stoker("scale", "chat", "4", status=1)
-        await stoker("scaler", "pause", "chat", "--note", "incident 7")
-        shown = await stoker("status")
-        assert "concurrency, paused" in shown
-        assert "incident 7" in await stoker("scaler", "why", "chat")
-        await stoker("scaler", "resume", "chat")
-        await stoker("scaler", "policy", "chat", "--remove")
-        await eventually(lambda: stage.count() == 2, within_s=10)
-        assert "did you mean bounds" in await stoker("scaler", "policy", "chat", "--set", "bound.most=1", status=2)
-        assert "does not exist" in await stoker("scaler", "why", "nobody", status=1)
+    with capture_logs():  # of the services in this process, that they do not stand between what is printed
+        async with staged(registry) as stage, running(app.serve, mine):
+            await stage.client.put_deployment(spec("chat", replicas=2))
+            await eventually(lambda: stage.ready() == 2, within_s=20)
+            told = json.loads(await stoker("scaler", "why", "chat", "-o", "json"))
+            assert (told["deployment"], told["standing"]["replicas"]) == ("chat", 2)
+            assert "stands: 2 FIXED" in await stoker("scaler", "why", "chat")
+            single = ("--set", "bounds.least=3", "--set", "pace.settle_s=4")
+            tried = await stoker("scaler", "dry-run", "chat", "--policy", "concurrency", *single, "-o", "json")
+            assert json.loads(tried)["decision"]["replicas"] == 3
+            assert "AT_LEAST" in await stoker("scaler", "dry-run", "chat", "--policy", "concurrency", *single)
+            assert stage.count() == 2
+            await stoker("scaler", "policy", "chat", "--policy", "concurrency", *single)
+            await eventually(lambda: stage.count() == 3, within_s=10)
+            await stoker("scaler", "policy", "chat", "--set", "bounds.most=5")
+            kept = json.loads(await stoker("scaler", "policy", "chat", "-o", "json"))["policy"]
+            assert (kept["kind"], kept["bounds"]["least"], kept["bounds"]["most"]) == ("concurrency", 3, 5)
+            assert "scaler policy" in await stoker("scale", "chat", "4", status=1)
+            await stoker("scaler", "pause", "chat", "--note", "incident 7")
+            shown = await stoker("status")
+            assert "concurrency, paused" in shown
+            assert "incident 7" in await stoker("scaler", "why", "chat")
+            await stoker("scaler", "resume", "chat")
+            await stoker("scaler", "policy", "chat", "--remove")
+            await eventually(lambda: stage.count() == 2, within_s=10)
+            assert "did you mean bounds" in await stoker(
+                "scaler", "policy", "chat", "--set", "bound.most=1", status=2
+            )
+            assert "does not exist" in await stoker("scaler", "why", "nobody", status=1)
