@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -22,20 +21,11 @@ from stoker.cli.output import Format, FormatOption, Output
 from stoker.common import rpc
 from stoker.common.errors import Code, InvalidRequest, NotFound, StokerError
 from stoker.common.tls import Tls
+from stoker.scaler.core.policy import Kind
 
 R = TypeVar("R")
 
 _CALL_S = 10.0
-
-
-class Kind(StrEnum):
-    """What finds a count."""
-
-    FIXED = "fixed"
-    CONCURRENCY = "concurrency"
-    SATURATION = "saturation"
-    SLO = "slo"
-    FORECAST = "forecast"
 
 
 app = typer.Typer(help="See why a deployment has as many replicas as it has; change how that is found.")
