@@ -17,6 +17,6 @@ from stoker.router.grpc.inference import InferenceServer
 )
 def test_waiting_and_earlier_tries_use_up_a_calls_time(now: float, callers: float | None, left: float) -> None:
     router: Any = SimpleNamespace(clock=lambda: now)
-    context: Any = SimpleNamespace(time_remaining=lambda: callers)
+    call: Any = SimpleNamespace(time_left=callers)
     server = InferenceServer(router, None, LimitsConfig(request_s=60.0))  # type: ignore[arg-type] # not asked
-    assert server._time_left(context, since=0.0) == left
+    assert server._time_left(call, since=0.0) == left

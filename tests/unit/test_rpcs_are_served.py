@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from stoker.api.inference.v1 import inference_pb2
-from stoker.router.grpc.inference import SERVICE, InferenceServer
+from stoker.router.grpc.call import SERVICE
+from stoker.router.grpc.inference import InferenceServer
 
 SERVICES = Path(__file__).resolve().parents[2] / "services"
 

@@ -17,7 +17,8 @@ from stoker.planner import server as planner
 from stoker.registry import server as registry
 from stoker.router import server as router
 from stoker.router.config import LimitsConfig
-from stoker.router.grpc import inference as grpc_inference
+from stoker.router.grpc.call import SERVICE
+from stoker.router.grpc.inference import InferenceServer
 from stoker.scaler import server as scaler
 
 SERVERS = (node_agent, planner, registry, router, scaler)
@@ -65,9 +66,9 @@ def handled() -> set[str]:
     given: list[grpc.GenericRpcHandler] = []
     server: Any = SimpleNamespace(add_generic_rpc_handlers=given.extend)
     nobody: Any = None  # nothing is called
-    grpc_inference.InferenceServer(nobody, nobody, LimitsConfig()).add_to(server)
-    methods = described()[grpc_inference.SERVICE]
-    calls: dict[str, Any] = {name: SimpleNamespace(method=f"/{grpc_inference.SERVICE}/{name}") for name in methods}
+    InferenceServer(nobody, nobody, LimitsConfig()).add_to(server)
+    methods = described()[SERVICE]
+    calls: dict[str, Any] = {name: SimpleNamespace(method=f"/{SERVICE}/{name}") for name in methods}
     return {name for name, call in calls.items() if any(handler.service(call) for handler in given)}
 
 
@@ -86,4 +87,4 @@ def test_every_rpc_is_served(service: str) -> None:
 
 
 def test_the_router_serves_all_of_inference() -> None:
-    assert handled() == described()[grpc_inference.SERVICE]
+    assert handled() == described()[SERVICE]

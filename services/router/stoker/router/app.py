@@ -25,7 +25,7 @@ from stoker.router.decisions.recorder import Recorder
 from stoker.router.envoy.endpoints import ExtAuthz, ExtProc
 from stoker.router.fleet.view import View
 from stoker.router.flights.routing import Router
-from stoker.router.grpc import inference as grpc_inference
+from stoker.router.grpc import call as grpc_call
 from stoker.router.grpc.channels import Channels
 from stoker.router.grpc.inference import InferenceServer
 from stoker.router.http.engines import Engines
@@ -150,7 +150,7 @@ class RouterApp:
         self._run(self._announce(), "readiness")
 
     async def _start_grpc(self) -> None:
-        services = (grpc_inference.SERVICE, server.SERVICE)
+        services = (grpc_call.SERVICE, server.SERVICE)
         self.rpc = rpc.RpcServer.bind(self.config.listen.grpc, services, tls=self._secure, shared=self._shared)
         direct = self.config.grpc_path == "engine" or (self.config.grpc_path == "auto" and self._secure is None)
         inference = InferenceServer(

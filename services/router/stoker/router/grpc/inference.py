@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
 
 import grpc
-import structlog
 from google.protobuf.message import DecodeError, Message
 
 from stoker.api.inference.v1 import inference_pb2
-from stoker.common import otel, rpc, tickets
+from stoker.common import rpc, tickets
 from stoker.common.errors import Code, InvalidRequest, StokerError
 from stoker.common.otel import Span
-from stoker.router import metrics, tracing
+from stoker.router import tracing
 from stoker.router.config import LimitsConfig
-from stoker.router.decisions.decided import Decided, told
+from stoker.router.decisions.decided import Decided
 from stoker.router.fleet.pools import Pool, Target
 from stoker.router.flights.continuation import Continuations, Course
 from stoker.router.flights.flight import Flight
 from stoker.router.flights.routing import Router
+from stoker.router.grpc.call import SERVICE, Call, Context
 from stoker.router.grpc.channels import Channels
 from stoker.router.grpc.continuation import Silent, carried, fields_of
 from stoker.router.grpc.engine import EngineCall
@@ -31,11 +31,6 @@ from stoker.router.prompts.plan import Plan
 from stoker.router.prompts.prompt import Asked
 from stoker.router.prompts.sent import SendTokens
 
-log = structlog.get_logger(__name__)
-
-SERVICE = "stoker.api.inference.v1.InferenceService"
-
-Context = grpc.aio.ServicerContext[Any, Any]
 M = TypeVar("M", bound=Message)
 
 _ELSEWHERE = {Code.UNAVAILABLE}
@@ -109,33 +104,33 @@ class InferenceServer:
     async def generate(self, raw: bytes, context: Context) -> AsyncIterator[bytes]:
         """Stream a generation from the replica that the router chooses."""
         request = _parse(inference_pb2.GenerateRequest, raw)
-        with _accounted("Generate", context) as account, self._router.admit():
+        with Call("Generate", context) as call, self._router.admit():
             request.request_id = request_id_of(request.request_id)
             asked = of_generate(request, raw)
-            plan = await self._plan(asked, request.request_id, context, account)
+            plan = await self._plan(asked, request.request_id, call)
             answer = self._continuations.begin(asked, plan, fields_of(request), plan.pool.max_output_tokens)
             course = Course(self._router.clock()) if answer is None else answer.course
-            leg = functools.partial(self._generated, context=context, account=account, course=course)
+            leg = functools.partial(self._generated, call=call, course=course)
             whole = leg(plan, request) if answer is None else carried(self._continuations, answer, request, leg)
             async for message in whole:
                 yield message
-            account.outcome = "ok"
+            call.outcome = "ok"
 
     async def _generated(
-        self, plan: Plan, request: inference_pb2.GenerateRequest, context: Context, account: _Account, course: Course
+        self, plan: Plan, request: inference_pb2.GenerateRequest, call: Call, course: Course
     ) -> AsyncGenerator[bytes, None]:
         while True:
-            with tracing.waiting(account.span):
+            with tracing.waiting(call.span):
                 boarded = await self._router.board(plan, request.request_id, course.avoided, since=course.since)
-            with boarded as flight, tracing.attempt(account.span, flight) as span:
+            with boarded as flight, tracing.attempt(call.span, flight) as span:
                 decided = flight.decided
-                _tell(context, decided)
+                call.tell(decided)
                 course.serving, request.replica_id = decided.target.id, decided.target.record.replica_id
-                call = self._call(request, decided, context, course, span)
+                stream = self._stream(request, decided, call, course, span)
                 started: bytes | None = None
                 flowing = finished = False
                 try:
-                    while not finished and (message := await self._next(call, flight, flowing, course)) is not None:
+                    while not finished and (message := await self._next(stream, flight, flowing, course)) is not None:
                         if started is None:
                             # Held back until output follows: until then another replica can still take over.
                             started = _started(message, request.request_id, decided)
@@ -143,7 +138,7 @@ class InferenceServer:
                         if not flowing:
                             flowing = course.flowing = True
                             flight.first_token()
-                            account.first_token()
+                            call.first_token()
                             yield started
                         finished = _finished(message, flight)
                         yield message
@@ -158,32 +153,34 @@ class InferenceServer:
                 except (grpc.aio.AioRpcError, StokerError) as error:
                     failure = rpc.error_from(error) if isinstance(error, grpc.aio.AioRpcError) else error
                     span.failed(failure)
-                    self._blame(flight, failure, context)
+                    self._blame(flight, failure, call)
                     if flowing or not _may_retry(failure, flight, course.tried):
                         raise failure from error
                 else:
                     return
                 finally:
                     if finished:
-                        self._last_words(call)
+                        self._last_words(stream)
                     else:
-                        call.cancel()
+                        stream.cancel()
             course.tried |= decided.target.siblings
 
-    def _call(
-        self, request: inference_pb2.GenerateRequest, decided: Decided, context: Context, course: Course, span: Span
+    def _stream(
+        self, request: inference_pb2.GenerateRequest, decided: Decided, call: Call, course: Course, span: Span
     ) -> _Stream | EngineCall:
         """One try on one replica."""
         target = decided.target
-        seconds = self._time_left(context, course.since)
+        seconds = self._time_left(call, course.since)
         if self._engines is not None:
-            headers = {**_trace(context, span), **target.headers}
+            headers = {**call.trace(span), **target.headers}
             return EngineCall(self._engines, decided, request, headers, seconds, self._limits, self._send_tokens)
         return self._channels.stream(target.record.agent_endpoint, f"/{SERVICE}/Generate")(
-            request.SerializeToString(), timeout=seconds, metadata=self._shown(context, target, span)
+            request.SerializeToString(), timeout=seconds, metadata=self._shown(call, target, span)
         )
 
-    async def _next(self, call: _Stream | EngineCall, flight: Flight, flowing: bool, course: Course) -> bytes | None:
+    async def _next(
+        self, stream: _Stream | EngineCall, flight: Flight, flowing: bool, course: Course
+    ) -> bytes | None:
         """The agent's next message, None at the end. Raises Silent when the engine says nothing for too long."""
         seconds = self._limits.idle_s if flowing else self._limits.first_byte_s
         try:
@@ -191,15 +188,15 @@ class InferenceServer:
                 if not flowing:
                     may_retry = functools.partial(flight.may_retry, course.tried)
                     flight.movable(until, course.avoided, may_retry)
-                message = await call.read()
+                message = await stream.read()
         except TimeoutError:
             target = flight.decided.target
             raise Silent(f"replica {target.id} said nothing for {seconds:g} s; ask again") from None
         return message if isinstance(message, bytes) else None
 
-    def _last_words(self, call: _Stream | EngineCall) -> None:
+    def _last_words(self, stream: _Stream | EngineCall) -> None:
         """All is said; what ends the stream may come in its own time, and nobody waits for it."""
-        ending = asyncio.get_running_loop().create_task(call.end()) if isinstance(call, EngineCall) else call
+        ending = asyncio.get_running_loop().create_task(stream.end()) if isinstance(stream, EngineCall) else stream
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
@@ -214,70 +211,69 @@ class InferenceServer:
         return await self._unary("Tokenize", request, of_tokenize(request, raw), context, "")
 
     async def _unary(self, method: str, request: _Placed, asked: Asked, context: Context, request_id: str) -> bytes:
-        with _accounted(method, context) as account, self._router.admit():
+        with Call(method, context) as call, self._router.admit():
             request_id = request_id_of(request_id)
-            plan = await self._plan(asked, request_id, context, account)
+            plan = await self._plan(asked, request_id, call)
             tried: frozenset[str] = frozenset()
             since = self._router.clock()
             while True:
-                with tracing.waiting(account.span):
+                with tracing.waiting(call.span):
                     boarded = await self._router.board(plan, request_id, tried, since=since)
-                with boarded as flight, tracing.attempt(account.span, flight) as span:
+                with boarded as flight, tracing.attempt(call.span, flight) as span:
                     decided = flight.decided
-                    _tell(context, decided)
+                    call.tell(decided)
                     request.replica_id = decided.target.record.replica_id
-                    call = self._channels.unary(decided.target.record.agent_endpoint, f"/{SERVICE}/{method}")
+                    ask = self._channels.unary(decided.target.record.agent_endpoint, f"/{SERVICE}/{method}")
                     try:
                         async with asyncio.timeout(None) as until:
                             flight.movable(until, tried, functools.partial(flight.may_retry, tried))
-                            answer: bytes = await call(
+                            answer: bytes = await ask(
                                 request.SerializeToString(),
-                                timeout=self._time_left(context, since),
-                                metadata=self._shown(context, decided.target, span),
+                                timeout=self._time_left(call, since),
+                                metadata=self._shown(call, decided.target, span),
                             )
                     except TimeoutError:  # found dead: on to the next
                         flight.faulted()
                     except grpc.aio.AioRpcError as error:
                         failure = rpc.error_from(error)
                         span.failed(failure)
-                        self._blame(flight, failure, context)
+                        self._blame(flight, failure, call)
                         if not _may_retry(failure, flight, tried):
                             raise failure from error
                     else:
                         if method == "Embed":
                             flight.served()
-                        account.outcome = "ok"
+                        call.outcome = "ok"
                         return answer
                 tried |= decided.target.siblings
 
-    async def _plan(self, asked: Asked, request_id: str, context: Context, account: _Account) -> Plan:
-        metadata = _metadata(context)
-        caller = self._router.tenants.caller(metadata, asked.priority)
-        tracing.asked(account.span, request_id, asked)
+    async def _plan(self, asked: Asked, request_id: str, call: Call) -> Plan:
+        caller = self._router.tenants.caller(call.metadata, asked.priority)
+        tracing.asked(call.span, request_id, asked)
         if self._router.holding.needed(asked.model):
-            with tracing.waiting(account.span):
+            with tracing.waiting(call.span):
                 await self._router.holding.wait(asked.model, caller, None)
-        with account.span.child("plan"):
-            plan = await self._router.plan(asked, caller, policy=metadata.get("x-stoker-policy", ""))
-        tracing.planned(account.span, plan)
+        with call.span.child("plan"):
+            plan = await self._router.plan(asked, caller, policy=call.metadata.get("x-stoker-policy", ""))
+        tracing.planned(call.span, plan)
         return plan
 
-    def _shown(self, context: Context, target: Target, span: Span) -> list[tuple[str, str]]:
+    def _shown(self, call: Call, target: Target, span: Span) -> list[tuple[str, str]]:
         """What goes to the agent beside the request: trace context, which rank is meant, and this router's pass."""
-        shown = [*_trace(context, span).items(), *target.headers.items()]
+        shown = [*call.trace(span).items(), *target.headers.items()]
         ticket = self._own_pass()
         return [*shown, (tickets.HEADER, ticket)] if ticket else shown
 
-    def _time_left(self, context: Context, since: float) -> float:
+    def _time_left(self, call: Call, since: float) -> float:
         """Seconds until a call that came at `since` must end; waiting and earlier tries have used some of them."""
         own = max(0.0, self._limits.request_s - (self._router.clock() - since))
-        left = context.time_remaining()
+        left = call.time_left
         return own if left is None else min(left, own)
 
-    def _blame(self, flight: Flight, failure: StokerError, context: Context) -> None:
+    def _blame(self, flight: Flight, failure: StokerError, call: Call) -> None:
         if isinstance(failure, EngineFailed) and failure.refused:
             self._router.view.reached(flight.decided.target, False)
-        hurried = failure.code is Code.DEADLINE_EXCEEDED and context.time_remaining() is not None
+        hurried = failure.code is Code.DEADLINE_EXCEEDED and call.time_left is not None
         if failure.reason in _ANSWERED:
             flight.erred()
         elif failure.code in _FAULTS and not hurried:
@@ -359,54 +355,3 @@ def _finished(message: bytes, flight: Flight) -> bool:
     cached = usage.cached_prompt_tokens if usage.HasField("cached_prompt_tokens") else None
     flight.used(usage.prompt_tokens, cached, usage.completion_tokens)
     return True
-
-
-def _tell(context: Context, decided: Decided) -> None:
-    """Let the call's trailing metadata say what was decided, however it ends."""
-    context.set_trailing_metadata(tuple(told(decided).items()))
-
-
-def _metadata(context: Context) -> dict[str, str]:
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-
-
-def _trace(context: Context, span: Span) -> Mapping[str, str]:
-    """The trace context of a try, for the agent or the engine."""
-    if span.headers:
-        return span.headers
-    return {key: value for key, value in _metadata(context).items() if key in otel.CONTEXT_HEADERS}
-
-
-class _Account:
-    """Counts a call once, by how it ended, and has its span."""
-
-    def __init__(self, api: str, span: Span, clock: Callable[[], float]) -> None:
-        self.span = span
-        self._api = api
-        self._clock = clock
-        self._arrived = clock()
-        self._told = False
-        self.outcome = "failed"
-
-    def first_token(self) -> None:
-        if not self._told:
-            metrics.of(metrics.TTFT, self._api).observe(self._clock() - self._arrived)
-        self._told = True
-
-    def __enter__(self) -> _Account:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, asyncio.CancelledError | GeneratorExit):
-            self.outcome = "cancelled"
-        elif isinstance(error, StokerError):
-            self.outcome = metrics.outcome_of(error)
-        metrics.of(metrics.REQUESTS, self._api, self.outcome).inc()
-        self.span.__exit__(kind, error, trace)
-
-
-def _accounted(method: str, context: Context) -> _Account:
-    span = otel.begin(f"{SERVICE}/{method}", _metadata(context)) if otel.on() else otel.NOT_TRACED
-    span.set(otel.RPC_SYSTEM, "grpc")
-    span.set(otel.RPC_METHOD, f"{SERVICE}/{method}")
-    return _Account(f"grpc_{method.lower()}", span, asyncio.get_running_loop().time)
