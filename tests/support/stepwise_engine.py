@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stoker.bench.replicas import Cache, Clock, Hardware, Job, Machine, Outcome
+from stoker.bench.cache import Cache
+from stoker.bench.replicas import Clock, Hardware, Job, Machine, Outcome
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from random import Random
 
 import pytest
 
-from stoker.bench.replicas import Cache, Clock, Engine, Hardware, Job, Machine, Outcome
+from stoker.bench.cache import Cache
+from stoker.bench.replicas import Clock, Engine, Hardware, Job, Machine, Outcome
 from tests.support.stepwise_engine import StepwiseEngine
 
 Marks = list[tuple[int, bool, float]]

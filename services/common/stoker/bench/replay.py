@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from stoker.bench.cache import Cache
 from stoker.bench.desk import Asked, Desk
-from stoker.bench.replicas import Cache, Clock, Engine, Hardware, Job, Machine, Outcome
+from stoker.bench.replicas import Clock, Engine, Hardware, Job, Machine, Outcome
 from stoker.bench.sites import Announcements, Delays, Digester, Reporter, RouterSite
 from stoker.common.errors import StokerError
 from stoker.router.core import Decision, Replica, RoutingConfig
