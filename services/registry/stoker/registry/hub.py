@@ -228,11 +228,11 @@ class Hub:
         self._announces.take(host)
         metrics.ANNOUNCERS.inc()
 
-    def close_announce(self, host: str, stream: AnnounceStream | None = None) -> None:
+    def close_announce(self, host: str, stream: AnnounceStream) -> None:
         """The router is gone, and its demand is no more unless another stream of it goes on."""
         self._announces.give_back(host)
         metrics.ANNOUNCERS.dec()
-        if stream is not None and self._routers.get(stream.router_id) is stream:
+        if self._routers.get(stream.router_id) is stream:
             del self._routers[stream.router_id]
             if (gone := self.demand.gone(stream.router_id)) is not None:
                 self._tell_demand(gone)

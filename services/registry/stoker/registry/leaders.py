@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
@@ -11,6 +12,8 @@ from stoker.common.errors import Conflict, NotFound
 from stoker.etcd import Ambiguous, Compare, Delete, EtcdClient, Get, KeyValue, LeaseLost, Op, Put
 from stoker.registry import metrics, txns
 from stoker.registry.core import keys
+
+R = TypeVar("R", records_pb2.Desired, records_pb2.ScalingHistory, records_pb2.Assignment)
 
 
 @dataclass(frozen=True)
@@ -83,27 +86,15 @@ class LeaderStore:
         self, fence: common_pb2.Fence, desired: Sequence[records_pb2.Desired], removed: Sequence[str]
     ) -> int:
         """Write desired counts as the leader; returns the revision."""
-        operations: list[Op] = []
-        for each in desired:
-            record = records_pb2.Desired()
-            record.CopyFrom(each)
-            record.fence.CopyFrom(fence)
-            operations.append(Put(keys.desired(each.deployment), record.SerializeToString()))
-        operations += [Delete(keys.desired(name)) for name in removed]
-        return await self._fenced(fence, operations)
+        puts = [Put(keys.desired(each.deployment), _under(fence, each).SerializeToString()) for each in desired]
+        return await self._fenced(fence, [*puts, *(Delete(keys.desired(name)) for name in removed)])
 
     async def set_scaling_history(
         self, fence: common_pb2.Fence, histories: Sequence[records_pb2.ScalingHistory], removed: Sequence[str]
     ) -> int:
         """Write what the scaler keeps of the past as the leader; returns the revision."""
-        operations: list[Op] = []
-        for each in histories:
-            record = records_pb2.ScalingHistory()
-            record.CopyFrom(each)
-            record.fence.CopyFrom(fence)
-            operations.append(Put(keys.scaling(each.deployment), record.SerializeToString()))
-        operations += [Delete(keys.scaling(name)) for name in removed]
-        return await self._fenced(fence, operations)
+        puts = [Put(keys.scaling(each.deployment), _under(fence, each).SerializeToString()) for each in histories]
+        return await self._fenced(fence, [*puts, *(Delete(keys.scaling(name)) for name in removed)])
 
     async def apply_assignments(
         self,
@@ -118,9 +109,7 @@ class LeaderStore:
         """
         operations: list[Op] = []
         for each in puts:
-            record = records_pb2.Assignment()
-            record.CopyFrom(each)
-            record.fence.CopyFrom(fence)
+            record = _under(fence, each)
             record.created_revision = 0
             operations.append(Put(keys.assignment(each.replica_id), record.SerializeToString()))
         operations += [Delete(keys.assignment(replica_id)) for replica_id in deletes]
@@ -173,6 +162,14 @@ class LeaderStore:
                     reason="FENCED",
                 )
         raise txns.contention(f"what the leader of {fence.role!r} writes")
+
+
+def _under(fence: common_pb2.Fence, record: R) -> R:
+    """A copy that names the leadership under which it is written."""
+    written = type(record)()
+    written.CopyFrom(record)
+    written.fence.CopyFrom(fence)
+    return written
 
 
 def _refuse_unseen(operations: Sequence[Op], present: Sequence[KeyValue | None], decided_at: int) -> None:

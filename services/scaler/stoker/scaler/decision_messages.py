@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
+from stoker.registry.core.scaling import MAX_NUMBERS, MAX_REASONS, MAX_WARMINGS
 from stoker.scaler.core.values import Because, Cost, Decision, Desired, Reason
 from stoker.scaler.core.warming import Warming
 
-_MOST_REASONS = _MOST_NUMBERS = 64
 _MOST_VICTIMS = 16
-_MOST_WARMINGS = 1_024
 
 _WORDS = {
     Reason.FIXED: "the specification's count; no policy says otherwise",
@@ -56,7 +55,7 @@ def desired_record(
 ) -> records_pb2.Desired:
     """A decision as the record to write, decided now; without a fence, as one that is not written."""
     victims = [_victim_message(name, cost) for name, cost in list(decision.costs.items())[:_MOST_VICTIMS]]
-    because = [because_message(because) for because in decision.because[: _MOST_REASONS - len(victims)]]
+    because = [because_message(because) for because in decision.because[: MAX_REASONS - len(victims)]]
     record = records_pb2.Desired(
         deployment=desired.deployment,
         generation=desired.generation,
@@ -73,7 +72,7 @@ def desired_record(
                 to_replica=warming.successor,
                 tokens=round(warming.tokens),
             )
-            for warming in warmings[:_MOST_WARMINGS]
+            for warming in warmings[:MAX_WARMINGS]
         ],
     )
     record.decided_at.GetCurrentTime()
@@ -88,7 +87,7 @@ def _victim_message(name: str, cost: Cost) -> records_pb2.Because:
 
 def because_message(because: Because) -> records_pb2.Because:
     """One reason; what is unknown of its figures is NaN."""
-    numbers = list(because.numbers.items())[:_MOST_NUMBERS]
+    numbers = list(because.numbers.items())[:MAX_NUMBERS]
     return records_pb2.Because(
         code=str(because.reason),
         text=_WORDS[because.reason],

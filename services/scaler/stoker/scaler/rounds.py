@@ -11,7 +11,7 @@ import structlog
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
 from stoker.common.errors import Code, StokerError
-from stoker.control.loop import pieces
+from stoker.control.loop import MAX_ITEMS, pieces
 from stoker.registry.client import DemandSeen, FleetEvent, FleetView, RegistryClient
 from stoker.registry.core.scaling import MAX_CALL_BYTES
 from stoker.scaler import metrics
@@ -29,7 +29,6 @@ log = structlog.get_logger(__name__)
 _BYTES_PER_S = 256.0
 """Of history, of one deployment: etcd keeps every version until it compacts."""
 _CALL_BYTES = MAX_CALL_BYTES * 9 // 10
-_MOST_RECORDS = 100
 
 
 class ScalerRound:
@@ -139,12 +138,10 @@ class ScalerRound:
             memory = self.watching.memories[name]
             record = record_of(name, memory, self.watching.starts.kept(name), now, wall)
             size += record.ByteSize()
-            if size > _CALL_BYTES or len(records) == _MOST_RECORDS:
+            if size > _CALL_BYTES or len(records) == MAX_ITEMS:
                 break
             records.append(record)
-        gone = [name for name in self._view.scaling if name not in self._view.deployments][
-            : _MOST_RECORDS - len(records)
-        ]
+        gone = [name for name in self._view.scaling if name not in self._view.deployments][: MAX_ITEMS - len(records)]
         if not records and not gone:
             return None
         try:

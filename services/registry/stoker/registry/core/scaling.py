@@ -19,9 +19,11 @@ MAX_CALL_BYTES = 1024 * 1024
 """Records in one call: etcd takes 1.5 MiB in a transaction."""
 MINUTE_BYTES = 8
 MAX_NOTE_BYTES = 512
+MAX_REASONS = MAX_NUMBERS = 64
+"""Of one decision, and in each of its reasons."""
+MAX_WARMINGS = 1_024
+"""Of one decision."""
 _MAX_SCHEDULES = 64
-_MAX_REASONS = _MAX_NUMBERS = 64
-_MAX_WARMINGS = 1_024
 _DAY_S, _MONTH_S = 86_400.0, 30 * 86_400.0
 _TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
 
@@ -180,15 +182,15 @@ def decisions(desired: Sequence[records_pb2.Desired]) -> Violations:
     """What is wrong with the reasons and warmings of desired counts, and with their size."""
     for number, value in enumerate(desired):
         field = f"desired[{number}]"
-        if len(value.because) > _MAX_REASONS:
-            yield FieldViolation(f"{field}.because", f"{len(value.because)} reasons; at most {_MAX_REASONS}")
-        for place, reason in enumerate(value.because[:_MAX_REASONS]):
-            if len(reason.numbers) > _MAX_NUMBERS:
+        if len(value.because) > MAX_REASONS:
+            yield FieldViolation(f"{field}.because", f"{len(value.because)} reasons; at most {MAX_REASONS}")
+        for place, reason in enumerate(value.because[:MAX_REASONS]):
+            if len(reason.numbers) > MAX_NUMBERS:
                 yield FieldViolation(
-                    f"{field}.because[{place}].numbers", f"{len(reason.numbers)} figures; at most {_MAX_NUMBERS}"
+                    f"{field}.because[{place}].numbers", f"{len(reason.numbers)} figures; at most {MAX_NUMBERS}"
                 )
-        if len(value.warmings) > _MAX_WARMINGS:
-            yield FieldViolation(f"{field}.warmings", f"{len(value.warmings)} prefixes; at most {_MAX_WARMINGS}")
+        if len(value.warmings) > MAX_WARMINGS:
+            yield FieldViolation(f"{field}.warmings", f"{len(value.warmings)} prefixes; at most {MAX_WARMINGS}")
     yield from _fits("desired", sum(value.ByteSize() for value in desired))
 
 

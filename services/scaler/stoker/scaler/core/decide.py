@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from stoker.scaler.core import demand, limits, variants, victims
 from stoker.scaler.core import policies as kinds
 from stoker.scaler.core.limits import Room
+from stoker.scaler.core.policies.windows import most_wanted
 from stoker.scaler.core.policy import Caps, Kind, Policy
 from stoker.scaler.core.signals import History, Wanted
 from stoker.scaler.core.values import (
@@ -172,7 +173,7 @@ def _prepared(member: _Member, now: float) -> tuple[Need, Variant, list[Because]
     ready = sum(replica.standing is Standing.READY for replica in member.replicas)
     settled = None
     if need.replicas is not None:
-        settled = limits.settled(history.wanted, need.replicas, now - policy.pace.settle_s)
+        settled = max(need.replicas, most_wanted(history.wanted, now - policy.pace.settle_s))
     bounds = limits.bounds_at(policy, history.now_wall)
     start = count if policy.paused else min(max(count, bounds.least), bounds.most)
     if policy.paused:

@@ -21,11 +21,12 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.scaler.core.minutes import MINUTE_S
+from stoker.scaler.core.policy import SEASONS
 from stoker.scaler.core.signals import Minute
 
 Series = NDArray[np.float64]
 
-MINUTE_S = 60.0
 TRIED = 60
 """Minutes on which forecasters are tried."""
 LEAST_TRIED = 5
@@ -42,7 +43,7 @@ _RATIO = 3.0
 _BEYOND = 1.25
 """What was missed lately lifts nothing further than this above all that was seen or forecast."""
 _AS_GOOD = 1.05
-_DAYS = 7
+_DAYS = SEASONS - 1
 """Earlier days that are looked at …"""
 _DAYS_TRIED = 2
 """… and those on which forecasters are tried as well …"""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker.scaler.core.policies.windows import in_flight
+from stoker.scaler.core.policies.windows import at_rest
 from stoker.scaler.core.policy import Kind, Pace, Policy, Schedule
 from stoker.scaler.core.signals import History, Sample, Wanted
 from stoker.scaler.core.values import Because, Reason
@@ -109,21 +109,11 @@ def seen(wanted: Sequence[Wanted], now: float, gap_s: float) -> float:
     return now - since
 
 
-def settled(wanted: Sequence[Wanted], need: float, since: float) -> float:
-    """The most that was needed at or after `since`, `need` being what is needed now."""
-    highest = need
-    for asked in reversed(wanted):
-        if asked.at < since:
-            break
-        highest = max(highest, asked.replicas)
-    return highest
-
-
 def idle(samples: Sequence[Sample], idle_s: float, now: float, gap_s: float) -> bool:
     """Whether for `idle_s` seconds up to `now` it is known that nothing arrived, waited or ran."""
     since = now
     for sample in reversed(samples):
-        if since - sample.at > gap_s or in_flight(sample) != 0 or sample.arrivals_per_s != 0:
+        if since - sample.at > gap_s or not at_rest(sample):
             return False
         since = sample.at
         if now - since >= idle_s:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from stoker.scaler.core.capacity import Measured
 from stoker.scaler.core.minutes import Minutes
-from stoker.scaler.core.policies.windows import in_flight
+from stoker.scaler.core.policies.windows import at_rest
 from stoker.scaler.core.policy import Policy, lookback_s, memory_s
 from stoker.scaler.core.signals import History, Sample, Startup, Wanted
 
@@ -54,7 +54,7 @@ class Memory:
             return False
         before, last = self.samples[-2], self.samples[-1]
         return sample.at - before.at <= _NO_GAP * policy.fresh_s and all(
-            _idle(each) for each in (before, last, sample)
+            at_rest(each) for each in (before, last, sample)
         )
 
     def want(self, wanted: Wanted) -> None:
@@ -89,7 +89,3 @@ class Memory:
             self.changed_at,
             wall,
         )
-
-
-def _idle(sample: Sample) -> bool:
-    return in_flight(sample) == 0 and sample.arrivals_per_s == 0

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from stoker.scaler.core.policies.windows import in_flight, last
+from stoker.scaler.core.policies.windows import in_flight, last, most_wanted
 from stoker.scaler.core.policy import Concurrency, Policy
-from stoker.scaler.core.signals import History, Sample, Wanted
+from stoker.scaler.core.signals import History, Sample
 from stoker.scaler.core.values import Need, Reason
 
 _REMAINDER = 1e-4
@@ -37,7 +37,7 @@ def need(policy: Policy, history: History, now: float) -> Need:
     breaches = _breaches(history.samples, asked, per_replica, now)
     if not breaches:
         return Need(wanted, Reason.CONCURRENCY, numbers)
-    kept = _kept(history.wanted, breaches[0])
+    kept = most_wanted(history.wanted, breaches[0])  # an earlier part of the same panic included
     numbers |= {"kept": kept, "ready": newest.ready, "calm_in_s": breaches[-1] + asked.stable_s - now}
     return Need(max(wanted, panic / per_replica, kept), Reason.PANIC, numbers)
 
@@ -75,13 +75,3 @@ def _breaches(samples: Sequence[Sample], asked: Concurrency, per_replica: float,
         if math.ceil(total / count / per_replica - _REMAINDER) >= asked.panic_at * max(1.0, sample.ready):
             found.append(sample.at)
     return found
-
-
-def _kept(wanted: Sequence[Wanted], since: float) -> float:
-    """The most that was wanted since then. What was wanted in an earlier part of the same panic is part of that."""
-    kept = 0.0
-    for asked in reversed(wanted):
-        if asked.at < since:
-            break
-        kept = max(kept, asked.replicas)
-    return kept

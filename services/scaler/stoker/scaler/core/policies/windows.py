@@ -1,10 +1,10 @@
-"""Averages of samples over the last seconds."""
+"""What samples and wanted counts of the last seconds tell."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from stoker.scaler.core.signals import Sample
+from stoker.scaler.core.signals import Sample, Wanted
 
 
 def last(samples: Sequence[Sample], since: float) -> Iterator[Sample]:
@@ -43,3 +43,18 @@ def in_flight(sample: Sample) -> float | None:
     engines = (sample.running, sample.waiting) if sample.ready else (sample.running or 0.0, sample.waiting or 0.0)
     parts = (*engines, sample.queued)
     return None if any(part is None for part in parts) else sum(part for part in parts if part is not None)
+
+
+def at_rest(sample: Sample) -> bool:
+    """Whether it is known that nothing arrived, waited or ran."""
+    return in_flight(sample) == 0 and sample.arrivals_per_s == 0
+
+
+def most_wanted(wanted: Sequence[Wanted], since: float) -> float:
+    """The most that was wanted at or after `since`; 0 where nothing was."""
+    most = 0.0
+    for asked in reversed(wanted):
+        if asked.at < since:
+            break
+        most = max(most, asked.replicas)
+    return most
