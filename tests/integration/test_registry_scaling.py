@@ -14,12 +14,10 @@ from stoker.api.common.v1 import scaling_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2, registry_pb2_grpc
 from stoker.common import rpc
 from stoker.common.errors import StokerError
-from stoker.etcd import EtcdClient
 from stoker.registry.client import DemandSeen, DispatchAnnouncer, Leadership, RegistryClient
-from stoker.registry.core import keys
 from tests.integration.test_router_process import start
 from tests.support.etcd import EtcdServer
-from tests.support.registry import RegistryUnderTest, Watcher, config, spec, two_registries
+from tests.support.registry import RegistryUnderTest, Watcher, spec, two_registries
 from tests.support.waiting import eventually
 
 SLO = scaling_pb2.ScalingPolicy(
@@ -27,20 +25,6 @@ SLO = scaling_pb2.ScalingPolicy(
     slo=scaling_pb2.ScalingSlo(ttft_s=0.5),
     bounds=scaling_pb2.ScalingBounds(least=0, most=4),
 )
-
-
-@pytest.fixture
-async def registry(etcd: EtcdServer) -> AsyncIterator[RegistryUnderTest]:
-    async with EtcdClient([etcd.endpoint]) as client:
-        await client.delete(keys.PREFIX, prefix=True)
-    async with RegistryUnderTest(config(etcd.endpoint)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(registry: RegistryUnderTest) -> AsyncIterator[RegistryClient]:
-    async with RegistryClient([registry.endpoint], rng=random.Random(1)) as calls:
-        yield calls
 
 
 # Policies and pauses

@@ -38,20 +38,6 @@ from tests.support.registry import (
 from tests.support.waiting import eventually
 
 
-@pytest.fixture
-async def registry(etcd: EtcdServer) -> AsyncIterator[RegistryUnderTest]:
-    async with EtcdClient([etcd.endpoint]) as client:
-        await client.delete(keys.PREFIX, prefix=True)
-    async with RegistryUnderTest(config(etcd.endpoint)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(registry: RegistryUnderTest) -> AsyncIterator[RegistryClient]:
-    async with RegistryClient([registry.endpoint], rng=random.Random(1)) as calls:
-        yield calls
-
-
 @contextlib.asynccontextmanager
 async def leading(client: RegistryClient, role: str) -> AsyncIterator[common_pb2.Fence]:
     async with Leadership(client, role, f"{role}-1", 3.0, rng=random.Random(1)) as leadership:

@@ -105,6 +105,16 @@ def test_windows_fit_into_each_other() -> None:
     assert not wrong(policy)
 
 
+def test_a_window_given_alone_is_measured_by_the_default_of_the_other() -> None:
+    default, policy = Concurrency(), scaling_pb2.ScalingPolicy(kind=scaling_pb2.SCALING_KIND_CONCURRENCY)
+    for given, other in (("panic_s", default.stable_s), ("stable_s", default.panic_s)):
+        policy.concurrency.Clear()
+        setattr(policy.concurrency, given, other)
+        assert not wrong(policy)
+        setattr(policy.concurrency, given, other + (1.0 if given == "panic_s" else -1.0))
+        assert list(wrong(policy)) == [f"scaling.concurrency.{given}"]
+
+
 def test_schedules_name_what_is_wrong() -> None:
     monday = scaling_pb2.WEEKDAY_MONDAY
     policy = scaling_pb2.ScalingPolicy()

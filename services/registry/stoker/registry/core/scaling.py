@@ -80,7 +80,7 @@ _RANGES: Mapping[str, Mapping[str, _Range]] = {
 }
 _FRESH_S = _Range(2.0, 3_600.0)
 _STABLE_S, _PANIC_S = 60.0, 6.0
-"""Defaults, by which a window given alone is measured."""
+"""The scaler's defaults, by which a window given alone is measured."""
 
 
 def policy(field: str, value: scaling_pb2.ScalingPolicy, limits: Limits) -> Violations:
