@@ -102,6 +102,7 @@ def tenants_trace(
     A share `over` of them asks about each of its documents every `busy_s` and has said its last word by
     `over_at`; the others come back to each of theirs every `rare_s`, all the time. The times vary by a tenth.
     What lies where follows the routing: a tenant's documents tend to lie together, as their beginning is one.
+    Nothing is generated; `simulate.loads.tenants` has conversations that grow and are answered.
     """
     rng = Random(seed)  # noqa: S311 (repeatable on purpose)
     names = iter(range(1, 2**62))

@@ -19,11 +19,10 @@ _SWEPT = 4_096  # entries of the router's index that are looked at per departure
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One replica of the fleet. It costs from `assigned_at` until it is gone."""
+    """One replica of the fleet. It costs from its assignment until it is gone."""
 
     seen: Replica
     """As the scaler sees it."""
-    assigned_at: float
     engine: Engine | None = None
     """None before it serves."""
     digester: Digester | None = None
@@ -90,9 +89,7 @@ class SimulatedFleet:
     @property
     def serving(self) -> Iterator[Engine]:
         """The engines that take requests."""
-        return (
-            self.engines[m.seen.id] for m in self._members.values() if m.engine is not None and not m.seen.leaving
-        )
+        return (m.engine for m in self._members.values() if m.engine is not None and not m.seen.leaving)
 
     @property
     def generated(self) -> int:
@@ -153,7 +150,7 @@ class SimulatedFleet:
     def _assigned(self) -> Member:
         self._number += 1
         seen = Replica(f"{DEPLOYMENT}-{self._number}", DEPLOYMENT, Standing.STARTING, since=self._clock.now)
-        member = self._members[seen.id] = Member(seen, self._clock.now)
+        member = self._members[seen.id] = Member(seen)
         self._seen = None
         return member
 

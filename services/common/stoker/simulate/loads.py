@@ -126,7 +126,9 @@ def tenants(seed: int, *, shape: Liveliness | None = None) -> Iterator[Job]:
     """Conversations with contexts of their own, all alike until `turn_s`; from then on they differ in liveliness.
 
     A replica's cache is worth what those ask again whose contexts lie there: here replicas differ in that, as a
-    tenant's turns all go where its context is.
+    tenant's turns all go where its context is. Each has one conversation, which grows and is answered, and whose
+    pauses are drawn; `bench.traces.tenants_trace` has tenants of two kinds only, with many documents that stay as
+    they are, asked about at nearly even times and not answered, for `bench/scale_down.py`.
     """
     shape = shape or Liveliness()
     rng = Random(seed)  # noqa: S311
@@ -157,5 +159,5 @@ GENERATORS: dict[str, Callable[[int], Iterator[Job]]] = {
     "diurnal": diurnal,
     "flapping": flapping,
     "daily_step": daily_step,
-    "tenants": lambda seed: tenants(seed),
+    "tenants": tenants,
 }

@@ -60,7 +60,7 @@ class _Sums:
 
 @dataclass
 class Scaling:
-    """Measures, decides, acts; `horizon_s` is when the trace ends."""
+    """Measures, decides, acts, round after round."""
 
     policy: Policy
     settings: Settings
@@ -68,7 +68,6 @@ class Scaling:
     ledger: Ledger
     desk: Desk
     clock: Clock
-    horizon_s: float = float("inf")
     changes: list[Change] = field(default_factory=list)
 
     def __post_init__(self) -> None:
