@@ -18,8 +18,18 @@ from stoker.common import service
 from stoker.common.errors import StokerError
 from stoker.local.model import cached
 from stoker.node_agent.process import start_time
-from stoker.registry.client import DigestChanged, FleetWatch, RegistryClient
-from tests.support.agents import Agent, Planner, Registry, inference, member, reaches, until
+from stoker.registry.client import DigestChanged, FleetWatch
+from tests.support.agents import (
+    Agent,
+    Planner,
+    Registry,
+    inference,
+    member,
+    planning,
+    reaches,
+    registry_running,
+    until,
+)
 from tests.support.etcd import EtcdServer
 
 pytestmark = pytest.mark.fault
@@ -33,22 +43,14 @@ def model() -> str:
 
 @pytest.fixture(scope="module")
 def registry(etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    process = Registry(tmp_path_factory.mktemp("registry"), etcd.endpoint)
-    process.start()
-    yield process
-    process.kill()
+    with registry_running(tmp_path_factory.mktemp("registry"), etcd.endpoint) as process:
+        yield process
 
 
 @pytest.fixture
 async def planner(registry: Registry, model: str) -> AsyncIterator[Planner]:
-    async with RegistryClient([registry.endpoint]) as client:
-        planner = Planner(client, model)
-        await planner.lead()
+    async with planning(registry, model) as planner:
         yield planner
-        assignments = (await client.get_fleet()).records.assignments
-        if assignments:
-            await planner.remove(*(a.replica_id for a in assignments))
-        await planner.resign()
 
 
 @contextlib.contextmanager

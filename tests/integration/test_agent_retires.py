@@ -15,33 +15,36 @@ from stoker.api.registry.v1 import records_pb2
 from stoker.common.blocks import block_keys, root_key
 from stoker.common.tickets import HEADER, Ticket, parse
 from stoker.local.model import cached
-from stoker.registry.client import RegistryClient
-from tests.support.agents import Agent, Planner, Registry, inference, member, reaches, until
+from tests.support.agents import (
+    Agent,
+    Planner,
+    Registry,
+    inference,
+    member,
+    planning,
+    reaches,
+    registry_running,
+    until,
+)
 from tests.support.etcd import EtcdServer
 
 READY = records_pb2.STATE_READY
 PROMPT = [100 + number % 200 for number in range(640)]
 KEY_LINE = "k " + "ab" * 32
+# Of an engine that still computes a long prompt when something else happens.
+SLOW = ("--sim-step-ms", "400", "--max-num-batched-tokens", "64")
 
 
 @pytest.fixture(scope="module")
 def registry(etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    process = Registry(tmp_path_factory.mktemp("registry"), etcd.endpoint)
-    process.start()
-    yield process
-    process.kill()
+    with registry_running(tmp_path_factory.mktemp("registry"), etcd.endpoint) as process:
+        yield process
 
 
 @pytest.fixture
 async def planner(registry: Registry) -> AsyncIterator[Planner]:
-    async with RegistryClient([registry.endpoint]) as client:
-        planner = Planner(client, str(cached()))
-        await planner.lead()
+    async with planning(registry, str(cached())) as planner:
         yield planner
-        assignments = (await client.get_fleet()).records.assignments
-        if assignments:
-            await planner.remove(*(a.replica_id for a in assignments))
-        await planner.resign()
 
 
 @pytest.fixture
@@ -80,6 +83,18 @@ async def ask(agent: Agent, tokens: list[int], max_tokens: int = 1, **fields: ob
 def leaf(status: records_pb2.MemberStatus, tokens: list[int], blocks: int) -> int:
     size = status.engine.block_size
     return block_keys(tokens[: blocks * size], size, root_key(status.deployment))[-1]
+
+
+async def both_ready(
+    victim: Agent, heir: Agent, planner: Planner, *heir_args: str
+) -> tuple[records_pb2.Assignment, records_pb2.MemberStatus]:
+    """Both replicas ready, and `PROMPT` computed by the victim: its assignment and status."""
+    assignment = await planner.assign("warm-0", victim.node_id)
+    await planner.assign("warm-1", heir.node_id, args=heir_args)
+    status = await reaches(victim, "warm-0", READY)
+    await reaches(heir, "warm-1", READY)
+    await ask(victim, PROMPT, model="warm")
+    return assignment, status
 
 
 async def retire(
@@ -139,12 +154,7 @@ async def test_a_prompt_of_a_retiring_replica_is_found_on_its_successor(
 async def test_called_back_it_stops_at_once_and_can_retire_again(
     victim: Agent, heir: Agent, planner: Planner
 ) -> None:
-    assignment = await planner.assign("warm-0", victim.node_id)
-    # A step takes so long that a long prompt is still being computed when the replica is called back.
-    await planner.assign("warm-1", heir.node_id, args=["--sim-step-ms", "400", "--max-num-batched-tokens", "64"])
-    status = await reaches(victim, "warm-0", READY)
-    await reaches(heir, "warm-1", READY)
-    await ask(victim, PROMPT, model="warm")
+    assignment, status = await both_ready(victim, heir, planner, *SLOW)
     await retire(planner, assignment, heir, leaf(status, PROMPT, 20))
     await until("the successor computes", lambda: running(heir))
     assignment.wanted = records_pb2.WANTED_RUN
@@ -161,11 +171,7 @@ async def test_called_back_it_stops_at_once_and_can_retire_again(
 async def test_a_busy_successor_is_left_alone_until_the_time_is_over(
     victim: Agent, heir: Agent, planner: Planner
 ) -> None:
-    assignment = await planner.assign("warm-0", victim.node_id)
-    await planner.assign("warm-1", heir.node_id, args=["--sim-step-ms", "50", "--max-num-seqs", "1"])
-    status = await reaches(victim, "warm-0", READY)
-    await reaches(heir, "warm-1", READY)
-    await ask(victim, PROMPT, model="warm")
+    assignment, status = await both_ready(victim, heir, planner, "--sim-step-ms", "50", "--max-num-seqs", "1")
     busy = [asyncio.create_task(ask(heir, [number] * 32, 100, model="warm")) for number in (1, 2)]
     await until("one waits", lambda: waiting(heir))
     await retire(planner, assignment, heir, leaf(status, PROMPT, 20), timeout_s=2.0)
@@ -176,11 +182,7 @@ async def test_a_busy_successor_is_left_alone_until_the_time_is_over(
 
 
 async def test_a_successor_that_is_killed_costs_only_its_share(victim: Agent, heir: Agent, planner: Planner) -> None:
-    assignment = await planner.assign("warm-0", victim.node_id)
-    await planner.assign("warm-1", heir.node_id)
-    status = await reaches(victim, "warm-0", READY)
-    await reaches(heir, "warm-1", READY)
-    await ask(victim, PROMPT, model="warm")
+    assignment, status = await both_ready(victim, heir, planner)
     heir.kill()
     await retire(planner, assignment, heir, leaf(status, PROMPT, 20), timeout_s=300.0)
     done = await retired(victim, "warm-0", within_s=15.0)
@@ -191,11 +193,7 @@ async def test_a_successor_that_is_killed_costs_only_its_share(victim: Agent, he
 async def test_an_agent_that_is_killed_while_its_replica_retires_comes_back_and_has_retired(
     victim: Agent, heir: Agent, planner: Planner
 ) -> None:
-    assignment = await planner.assign("warm-0", victim.node_id)
-    await planner.assign("warm-1", heir.node_id, args=["--sim-step-ms", "400", "--max-num-batched-tokens", "64"])
-    status = await reaches(victim, "warm-0", READY)
-    await reaches(heir, "warm-1", READY)
-    await ask(victim, PROMPT, model="warm")
+    assignment, status = await both_ready(victim, heir, planner, *SLOW)
     await retire(planner, assignment, heir, leaf(status, PROMPT, 20))
     await until("the successor computes", lambda: running(heir))
     victim.kill()
@@ -219,7 +217,6 @@ async def idle(agent: Agent) -> bool:
 
 
 async def _gauge(agent: Agent, what: str) -> float:
-
     status = await member(agent, "warm-1")
     assert status is not None
     async with aiohttp.ClientSession() as session, session.get(f"{status.engine.http_url}/metrics") as response:

@@ -20,8 +20,18 @@ from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common import rpc
 from stoker.common.errors import Code
 from stoker.local.model import cached
-from stoker.registry.client import DigestChanged, FleetWatch, RecordsChanged, RegistryClient
-from tests.support.agents import Agent, Planner, Registry, inference, member, reaches, until
+from stoker.registry.client import DigestChanged, FleetWatch, RecordsChanged
+from tests.support.agents import (
+    Agent,
+    Planner,
+    Registry,
+    inference,
+    member,
+    planning,
+    reaches,
+    registry_running,
+    until,
+)
 from tests.support.etcd import EtcdServer
 
 READY, BACKOFF = records_pb2.STATE_READY, records_pb2.STATE_BACKOFF
@@ -34,22 +44,14 @@ def model() -> str:
 
 @pytest.fixture(scope="module")
 def registry(etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    process = Registry(tmp_path_factory.mktemp("registry"), etcd.endpoint)
-    process.start()
-    yield process
-    process.kill()
+    with registry_running(tmp_path_factory.mktemp("registry"), etcd.endpoint) as process:
+        yield process
 
 
 @pytest.fixture
 async def planner(registry: Registry, model: str) -> AsyncIterator[Planner]:
-    async with RegistryClient([registry.endpoint]) as client:
-        planner = Planner(client, model)
-        await planner.lead()
+    async with planning(registry, model) as planner:
         yield planner
-        assignments = (await client.get_fleet()).records.assignments
-        if assignments:
-            await planner.remove(*(a.replica_id for a in assignments))
-        await planner.resign()
 
 
 @pytest.fixture

@@ -15,16 +15,14 @@ from stoker.api.registry.v1 import records_pb2
 from stoker.common import rpc
 from stoker.local.model import cached
 from stoker.registry.client import RegistryClient
-from tests.support.agents import Agent, Planner, Registry, reaches, until
+from tests.support.agents import Agent, Planner, Registry, reaches, registry_running, until
 from tests.support.etcd import EtcdServer
 
 
 @pytest.fixture
 def registry(etcd: EtcdServer, tmp_path: Path) -> Iterator[Registry]:
-    process = Registry(tmp_path, etcd.endpoint)
-    process.start()
-    yield process
-    process.kill()
+    with registry_running(tmp_path, etcd.endpoint) as process:
+        yield process
 
 
 async def test_a_reader_who_stands_still_is_cut_off(registry: Registry, tmp_path: Path) -> None:

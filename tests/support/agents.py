@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,30 @@ class Planner:
     async def remove(self, *replica_ids: str) -> None:
         assert self._fence is not None
         await self.client.apply_assignments(self._fence, [], list(replica_ids))
+
+
+@contextlib.contextmanager
+def registry_running(directory: Path, etcd_endpoint: str) -> Iterator[Registry]:
+    """A registry, killed at the end."""
+    process = Registry(directory, etcd_endpoint)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+@contextlib.asynccontextmanager
+async def planning(registry: Registry, model: str) -> AsyncIterator[Planner]:
+    """A planner that leads, and at the end leaves no assignment behind."""
+    async with RegistryClient([registry.endpoint]) as client:
+        planner = Planner(client, model)
+        await planner.lead()
+        yield planner
+        assignments = (await client.get_fleet()).records.assignments
+        if assignments:
+            await planner.remove(*(a.replica_id for a in assignments))
+        await planner.resign()
 
 
 async def member(agent: Agent, replica_id: str) -> records_pb2.MemberStatus | None:
