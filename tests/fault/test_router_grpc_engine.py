@@ -131,7 +131,7 @@ async def test_the_deployments_bound_holds_though_the_replica_has_just_left() ->
         decided = app.router.choose(await app.router.plan(of_generate(REQUEST, REQUEST.SerializeToString())))
         tell(app, removed=["tiny-0"])
         assert decided.target.pool is None
-        call = EngineCall(app.engines, decided, REQUEST, {}, 1.0, app.config.limits, "always")
+        call = EngineCall(app.engines, decided, REQUEST, {}, {}, 1.0, app.config.limits, "always")
         assert json.loads(await call._sent.to(decided.target))["max_tokens"] == 50
         call.cancel()
 

@@ -54,9 +54,11 @@ def test_the_same_conversation_is_read(chat: inference_pb2.Chat) -> None:
     request = inference_pb2.GenerateRequest(model="m", chat=chat)
     _, body = openai_body.build(request, "m")
     over_http = read(CHAT, body, b"").prompt
-    over_grpc = of_generate(request, b"").prompt
+    asked = of_generate(request, b"")
+    over_grpc = asked.prompt
     # Only what the limit is called differs.
     assert replace(over_grpc, max_output_field="") == replace(over_http, max_output_field="")
+    assert openai_body.build(request, "m", read=asked.fields) == openai_body.build(request, "m")
     tokenize = inference_pb2.TokenizeRequest(model="m", chat=chat)
     assert of_tokenize(tokenize, b"").prompt.conversation == over_http.conversation
 

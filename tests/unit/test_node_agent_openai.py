@@ -31,7 +31,7 @@ def message(role: str, text: str = "", **fields: Any) -> pb.ChatMessage:
     return pb.ChatMessage(role=role, content=[pb.ContentPart(text=text)] if text else [], **fields)
 
 
-def body(asked: pb.GenerateRequest, **limits: int) -> dict[str, Any]:
+def body(asked: pb.GenerateRequest, **limits: Any) -> dict[str, Any]:
     return openai_body.build(asked, "m", **limits)[1]
 
 

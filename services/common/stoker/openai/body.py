@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from google.protobuf import json_format, struct_pb2
@@ -60,8 +60,11 @@ def build(
     max_model_len: int = 0,
     max_output: int = 0,
     max_n: int = 128,
+    read: Mapping[str, Any] | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """The engine's path and body. Limits of 0 are unknown, and then left to the engine.
+
+    `read` is what `chat_fields` made of the request's chat, where that was asked before; it is left as it is.
 
     Raises InvalidRequest naming the field that can never work.
     """
@@ -69,7 +72,7 @@ def build(
     _check(sampling, max_output, max_n)
     body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     chat = request.WhichOneof("prompt") == "chat"
-    body |= _chat_prompt(request.chat) if chat else _plain_prompt(request, max_model_len)
+    body |= _chat_prompt(request.chat, read) if chat else _plain_prompt(request, max_model_len)
     body |= _sampling(sampling, chat, max_output)
     if request.HasField("structured_output"):
         body["structured_outputs"] = _structured(request.structured_output)
@@ -139,8 +142,8 @@ def _plain_prompt(request: inference_pb2.GenerateRequest, max_model_len: int) ->
     return {"prompt": list(ids)}
 
 
-def _chat_prompt(chat: inference_pb2.Chat) -> dict[str, Any]:
-    body = chat_fields(chat)
+def _chat_prompt(chat: inference_pb2.Chat, read: Mapping[str, Any] | None) -> dict[str, Any]:
+    body = dict(read or chat_fields(chat))
     if chat.tool_choice:
         choice = chat.tool_choice
         named = choice not in {"auto", "none", "required"}

@@ -29,6 +29,8 @@ class Call:
         self.span.set(otel.RPC_SYSTEM, "grpc")
         self.span.set(otel.RPC_METHOD, f"{SERVICE}/{method}")
         self.outcome = "failed"
+        self.read: Mapping[str, Any] = {}
+        """Of its chat, for the prompt: the body for an engine is made of it too."""
         self._api = f"grpc_{method.lower()}"
         self._context = context
         self._clock = asyncio.get_running_loop().time

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -34,12 +35,15 @@ class EngineCall:
         engines: Engines,
         decided: Decided,
         request: inference_pb2.GenerateRequest,
+        read: Mapping[str, Any],
         headers: Mapping[str, str],
         seconds: float,
         limits: LimitsConfig,
         send_tokens: SendTokens,
     ) -> None:
-        """It ends after `seconds` at the latest. The plan's pool has the bounds: its target may have left it since.
+        """It ends after `seconds` at the latest. `read` is what its prompt was made of, where that is a chat.
+
+        The plan's pool has the bounds: its target may have left it since.
 
         Raises InvalidRequest for what no engine takes.
         """
@@ -49,6 +53,7 @@ class EngineCall:
             request.model,
             max_model_len=plan.pool.max_model_len,
             max_output=plan.pool.max_output_tokens,
+            read=read,
         )
         self._engines = engines
         self._target = target

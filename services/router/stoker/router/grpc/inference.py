@@ -107,6 +107,7 @@ class InferenceServer:
         with Call("Generate", context) as call, self._router.admit():
             request.request_id = request_id_of(request.request_id)
             asked = of_generate(request, raw)
+            call.read = asked.fields
             plan = await self._plan(asked, request.request_id, call)
             answer = self._continuations.begin(asked, plan, fields_of(request), plan.pool.max_output_tokens)
             course = Course(self._router.clock()) if answer is None else answer.course
@@ -173,7 +174,9 @@ class InferenceServer:
         seconds = self._time_left(call, course.since)
         if self._engines is not None:
             headers = {**call.trace(span), **target.headers}
-            return EngineCall(self._engines, decided, request, headers, seconds, self._limits, self._send_tokens)
+            return EngineCall(
+                self._engines, decided, request, call.read, headers, seconds, self._limits, self._send_tokens
+            )
         return self._channels.stream(target.record.agent_endpoint, f"/{SERVICE}/Generate")(
             request.SerializeToString(), timeout=seconds, metadata=self._shown(call, target, span)
         )

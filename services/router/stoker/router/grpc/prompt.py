@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.api.inference.v1 import inference_pb2
@@ -38,9 +39,10 @@ def of_generate(request: inference_pb2.GenerateRequest, raw: bytes) -> Asked:
         "truncate_to": sampling.truncate_prompt_tokens if sampling.HasField("truncate_prompt_tokens") else None,
     }
     special = sampling.add_special_tokens if sampling.HasField("add_special_tokens") else kind != "chat"
-    prompt = _prompt(kind, request, common | {"add_special_tokens": special})
+    fields = _fields(kind, request)
+    prompt = _prompt(kind, request, fields, common | {"add_special_tokens": special})
     api = CHAT if kind == "chat" else COMPLETIONS
-    return Asked(api, request.model, prompt, True, request.session_id, priority=request.priority)
+    return Asked(api, request.model, prompt, True, request.session_id, request.priority, fields)
 
 
 def of_tokenized(request: router_pb2.TokenizedPrompt) -> Asked:
@@ -79,7 +81,8 @@ def of_tokenize(request: inference_pb2.TokenizeRequest, raw: bytes) -> Asked:
     if kind is None:
         raise InvalidRequest.field("prompt", "give one of text and chat")
     special = request.add_special_tokens if request.HasField("add_special_tokens") else kind != "chat"
-    return Asked("tokenize", request.model, _prompt(kind, request, {"raw": raw, "add_special_tokens": special}))
+    prompt = _prompt(kind, request, _fields(kind, request), {"raw": raw, "add_special_tokens": special})
+    return Asked("tokenize", request.model, prompt)
 
 
 def _need_model(model: str) -> None:
@@ -87,7 +90,12 @@ def _need_model(model: str) -> None:
         raise InvalidRequest.field("model", "name the model to ask, one that ListModels lists")
 
 
-def _prompt(kind: str, request: Any, common: dict[str, Any]) -> Prompt:
+def _fields(kind: str, request: Any) -> dict[str, Any]:
+    """What an engine will read of a chat; of other prompts nothing."""
+    return chat_fields(request.chat) if kind == "chat" else {}
+
+
+def _prompt(kind: str, request: Any, fields: Mapping[str, Any], common: dict[str, Any]) -> Prompt:
     if kind == "text":
         return Prompt(texts=(request.text,), **common)
     if kind == "token_ids":
@@ -96,4 +104,4 @@ def _prompt(kind: str, request: Any, common: dict[str, Any]) -> Prompt:
         if len(request.token_ids.ids) > MOST_TOKEN_IDS:
             return Prompt(unreadable="many_values", **common)  # to be refused where it is sent
         return Prompt(token_ids=(list(request.token_ids.ids),), **common)
-    return chat(chat_fields(request.chat), common)  # what its engine will read
+    return chat(fields, common)

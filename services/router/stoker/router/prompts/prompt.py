@@ -92,6 +92,7 @@ class Asked(msgspec.Struct, frozen=True):
     priority: int = 0
     """Lower is sooner."""
     fields: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """All that was read: the body over HTTP, a chat's part of it over gRPC."""
 
 
 def asked_in_tokens(
