@@ -53,6 +53,17 @@ class Picked(msgspec.Struct, frozen=True):
         return self.decided.decision.cached_tokens if known else None
 
 
+class _Wanted(msgspec.Struct, frozen=True):
+    """What a caller asks a pick for, and how."""
+
+    asked: Asked
+    caller: Caller
+    request_id: str
+    policy: str
+    wait_s: float | None
+    alternatives: int | None
+
+
 class Picker:
     """Picks for both transports."""
 
@@ -81,83 +92,56 @@ class Picker:
         and Exhausted (HELD) when `wait_s` is over. `carrier` may have a trace context.
         """
         span = otel.begin(_SPAN, carrier)
-        how = (asked, caller, request_id, policy, wait_s, alternatives)
-        return self._traced(span, *how) if span.recording else self._pick(*how)
+        wanted = _Wanted(asked, caller, request_id, policy, wait_s, alternatives)
+        return self._traced(span, wanted) if span.recording else self._pick(wanted)
 
-    async def _traced(
-        self,
-        span: Span,
-        asked: Asked,
-        caller: Caller,
-        request_id: str,
-        policy: str,
-        wait_s: float | None,
-        alternatives: int | None,
-    ) -> Picked:
+    async def _traced(self, span: Span, wanted: _Wanted) -> Picked:
         with span:
-            tracing.asked(span, request_id, asked)
-            picked = self._pick(asked, caller, request_id, policy, wait_s, alternatives)
+            tracing.asked(span, wanted.request_id, wanted.asked)
+            picked = self._pick(wanted)
             if not isinstance(picked, Picked):
                 with tracing.waiting(span):
                     picked = await picked
             tracing.decided(span, picked.decided)
             return picked
 
-    def _pick(
-        self,
-        asked: Asked,
-        caller: Caller,
-        request_id: str,
-        policy: str,
-        wait_s: float | None,
-        alternatives: int | None,
-    ) -> Picked | Coroutine[Any, Any, Picked]:
+    def _pick(self, wanted: _Wanted) -> Picked | Coroutine[Any, Any, Picked]:
         router = self._router
         admission = router.admit()
-        plan = router.draft_at_once(asked, policy)
+        plan = router.draft_at_once(wanted.asked, wanted.policy)
         if plan is not None:
             # Who shall tell the first token may not: the prefill is taken to run off by the replica's rate.
-            plan = router.charge(plan, caller, told_late=True)
-            flight = router.board_at_once(plan, request_id)
+            plan = router.charge(plan, wanted.caller, told_late=True)
+            flight = router.board_at_once(plan, wanted.request_id)
             if flight is not None:
                 admission.begin()
-                return self._opened(flight, admission, request_id, alternatives, 0.0)
-        return self._later(plan, asked, caller, request_id, policy, wait_s, alternatives)
+                return self._opened(flight, admission, wanted, 0.0)
+        return self._later(plan, wanted)
 
-    async def _later(
-        self,
-        plan: Plan | None,
-        asked: Asked,
-        caller: Caller,
-        request_id: str,
-        policy: str,
-        wait_s: float | None,
-        alternatives: int | None,
-    ) -> Picked:
-        router = self._router
+    async def _later(self, plan: Plan | None, wanted: _Wanted) -> Picked:
+        router, wait_s = self._router, wanted.wait_s
         admission = router.admit()
         with contextlib.ExitStack() as held:
             held.enter_context(admission)
             began = router.clock()
             if plan is None:
-                await self._hold(asked.model, caller, wait_s)
-                plan = router.charge(await router.draft(asked, policy), caller, told_late=True)
+                await self._hold(wanted.asked.model, wanted.caller, wait_s)
+                draft = await router.draft(wanted.asked, wanted.policy)
+                plan = router.charge(draft, wanted.caller, told_late=True)
             left_s = None if wait_s is None else max(0.0, wait_s - (router.clock() - began))
-            flight = await self._board(plan, request_id, left_s)
+            flight = await self._board(plan, wanted.request_id, left_s)
             held.pop_all()  # the pick's from here on
-        return self._opened(flight, admission, request_id, alternatives, router.clock() - began)
+        return self._opened(flight, admission, wanted, router.clock() - began)
 
-    def _opened(
-        self, flight: Flight, admission: Admission, request_id: str, alternatives: int | None, waited: float
-    ) -> Picked:
+    def _opened(self, flight: Flight, admission: Admission, wanted: _Wanted, waited: float) -> Picked:
         try:
-            picked = self._named(flight, request_id, alternatives, waited)
+            picked = self._named(flight, wanted, waited)
         except BaseException:
             flight.abandon()
             admission.end()
             raise
         places = tuple(target.id for target in picked.places)
-        self.picks.open(picked.pick_id, flight, admission, request_id, places)
+        self.picks.open(picked.pick_id, flight, admission, wanted.request_id, places)
         return picked
 
     async def _hold(self, model: str, caller: Caller, wait_s: float | None) -> None:
@@ -182,10 +166,10 @@ class Picker:
                 retry_after_s=self._router.turns.drain_s(plan.pool),
             ) from None
 
-    def _named(self, flight: Flight, request_id: str, alternatives: int | None, waited: float) -> Picked:
-        decided = flight.decided
+    def _named(self, flight: Flight, wanted: _Wanted, waited: float) -> Picked:
+        decided, alternatives = flight.decided, wanted.alternatives
         count = self._alternatives if alternatives is None else min(alternatives, MOST_ALTERNATIVES)
         targets = [decided.target, *self._router.others(decided, count)]
         nonce = self._nonce()
         ticket = self._signer.ticket(decided.plan, targets, nonce)
-        return Picked(nonce.hex(), request_id, decided, targets, ticket, self._signer.life_s, waited)
+        return Picked(nonce.hex(), wanted.request_id, decided, targets, ticket, self._signer.life_s, waited)
