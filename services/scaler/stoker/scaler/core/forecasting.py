@@ -29,7 +29,7 @@ Series = NDArray[np.float64]
 
 TRIED = 60
 """Minutes on which forecasters are tried."""
-LEAST_TRIED = 5
+_LEAST_TRIED = 5
 _SLOPE = 8
 """Minutes that tell a trend."""
 _LEVEL = 20
@@ -87,7 +87,7 @@ def highest(
     end = minutes[-1].at
     first = max(minutes[0].at, end - (past - 1) * MINUTE_S)
     recent = _stretch(minutes, load, first, round((end - first) / MINUTE_S) + 1)
-    if recent is None or len(recent) < _SLOPE + horizon + LEAST_TRIED:
+    if recent is None or len(recent) < _SLOPE + horizon + _LEAST_TRIED:
         return Forecast(current)
     size = len(recent)
     days = {}

@@ -11,7 +11,7 @@ from stoker.scaler.core.policy import Kind, Pace, Policy, Schedule
 from stoker.scaler.core.signals import History, Sample, Wanted
 from stoker.scaler.core.values import Because, Reason
 
-DAY_S = 86_400.0
+_DAY_S = 86_400.0
 _FIRST_WEEKDAY = 3  # 1970-01-01 was a Thursday
 
 
@@ -48,7 +48,7 @@ def bounds_at(policy: Policy, wall: float) -> Bounds:
 
 
 def _active(schedule: Schedule, wall: float) -> bool:
-    day, second = (int(wall // DAY_S) + _FIRST_WEEKDAY) % 7, wall % DAY_S
+    day, second = (int(wall // _DAY_S) + _FIRST_WEEKDAY) % 7, wall % _DAY_S
     if schedule.from_s <= schedule.until_s:
         return day in schedule.days and schedule.from_s <= second < schedule.until_s
     begun_today = day in schedule.days and second >= schedule.from_s

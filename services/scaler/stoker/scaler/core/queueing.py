@@ -32,23 +32,6 @@ def erlang_c(servers: int, offered: float) -> float:
     return servers * blocked / (servers - offered * (1.0 - blocked))
 
 
-def waits_longer(
-    wait_s: float,
-    servers: int,
-    arrivals_per_s: float,
-    service_s: float,
-    arrival_scv: float = 1.0,
-    service_scv: float = 1.0,
-) -> float:
-    """The probability of a wait above `wait_s` seconds. The squared coefficients of variation are those of the times
-    between arrivals and of the service times; both 1 is M/M/c, for which this is exact."""
-    if wait_s < 0.0:
-        return 1.0
-    delayed = erlang_c(servers, arrivals_per_s * service_s)
-    rate = ending_rate(servers, arrivals_per_s, service_s, arrival_scv, service_scv)
-    return delayed * math.exp(-wait_s * rate) if delayed and rate > 0.0 else delayed
-
-
 def ending_rate(
     servers: int, arrivals_per_s: float, service_s: float, arrival_scv: float, service_scv: float
 ) -> float:
