@@ -21,6 +21,7 @@ from stoker.router.http.port import Connections
 from stoker.router.picking.calls import PickCalls
 from stoker.router.picking.connect import PREFIX
 from stoker.router.picking.routes import PickRoutes, refused
+from tests.support.lines import Line, Said, listening
 from tests.support.picking import World, packed
 from tests.support.waiting import eventually
 
@@ -29,37 +30,9 @@ BODY = router_pb2.PickRequest(tokenized=PROMPT).SerializeToString()
 MOST_BYTES = 64 * 1024
 
 
-@dataclass
-class Said:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def error(self) -> str:
-        assert self.headers["content-type"] == connect.JSON
-        return str(json.loads(self.body)["code"])
-
-
-class Line:
-    """One connection."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def answer(self) -> Said:
-        async with asyncio.timeout(5):
-            head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-            headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in head[1:] if line)}
-            body = await self.reader.readexactly(int(headers["content-length"]))
-        return Said(int(head[0].split()[1]), headers, body)
-
-    async def ended(self) -> bool:
-        async with asyncio.timeout(5):
-            with contextlib.suppress(ConnectionResetError):
-                return await self.reader.read() == b""
-            return True
+def error_of(said: Said) -> str:
+    assert said.headers["content-type"] == connect.JSON
+    return str(json.loads(said.body)["code"])
 
 
 @dataclass
@@ -70,9 +43,7 @@ class Site:
     now: list[float]
 
     async def line(self, sends: bytes = b"") -> Line:
-        line = Line(*await asyncio.open_connection("127.0.0.1", self.number))
-        line.writer.write(sends)
-        return line
+        return await Line.to(self.number, sends)
 
     async def ask(self, *lines: str, body: bytes = BODY, path: str = "Pick", method: str = "POST") -> Said:
         return await (await self.line(call(*lines, body=body, path=path, method=method))).answer()
@@ -91,14 +62,10 @@ async def site(replicas: int = 3) -> AsyncIterator[Site]:
     world, now = World(replicas, clock=time.monotonic), [0.0]
     routes = PickRoutes(world.router, PickCalls(world.router, world.picker), LimitsConfig())
     shared = Connections(routes.answer, MOST_BYTES, 64, lambda: now[0], refused, 75.0)
-    server = await asyncio.get_running_loop().create_server(shared.protocol, "127.0.0.1", 0)
     try:
-        yield Site(world, shared, server.sockets[0].getsockname()[1], now)
+        async with listening(shared) as number:
+            yield Site(world, shared, number, now)
     finally:
-        server.close()
-        shared.close()
-        await eventually(lambda: not shared.open, "all connections are closed")
-        assert shared.held_bytes == 0
         world.picks.close()
         assert world.idle()
 
@@ -137,7 +104,7 @@ async def test_what_is_not_taken_is_named(
 ) -> None:
     async with site() as here:
         said = await here.ask(*lines)
-        assert (said.status, said.error) == (status, code)
+        assert (said.status, error_of(said)) == (status, code)
         if answered:
             assert answered[1] in said.headers[answered[0]]
         assert here.world.idle()
@@ -147,9 +114,9 @@ async def test_what_is_not_served_is_named() -> None:
     async with site() as here:
         for path in ("Explode", "Pick/", "", "Explain", "Pick?x=1", "x" * 8000):
             said = await here.ask(path=path)
-            assert (said.status, said.error) == (404, "unimplemented"), path
+            assert (said.status, error_of(said)) == (404, "unimplemented"), path
         said = await here.ask(method="GET", body=b"")
-        assert (said.status, said.error, said.headers["allow"]) == (405, "unimplemented", "POST")
+        assert (said.status, error_of(said), said.headers["allow"]) == (405, "unimplemented", "POST")
 
 
 @pytest.mark.parametrize("kind", ["proto", "json"])
@@ -160,7 +127,7 @@ async def test_bodies_that_are_no_messages_cost_their_own_call(kind: str) -> Non
         for body in bodies:
             line.writer.write(call(body=body, kind=kind))
             said = await line.answer()
-            assert (said.status, said.error) == (400, "invalid_argument"), body[:20]
+            assert (said.status, error_of(said)) == (400, "invalid_argument"), body[:20]
         line.writer.write(call())
         assert (await line.answer()).status == 200, "the connection still serves"
 
@@ -169,8 +136,8 @@ async def test_a_body_beyond_the_bound_is_refused_by_the_protocols_error() -> No
     async with site() as here:
         line = await here.line(call(body=b"x" * (MOST_BYTES + 1))[:2000])
         said = await line.answer()
-        assert (said.status, said.error) == (400, "invalid_argument")
-        assert b"BODY" in said.body or "max_body_bytes" in json.loads(said.body)["message"]
+        assert (said.status, error_of(said)) == (400, "invalid_argument")
+        assert "max_body_bytes" in json.loads(said.body)["message"]
         assert await line.ended()
 
 
@@ -231,7 +198,7 @@ async def test_a_deadline_ends_a_wait() -> None:
         big = router_pb2.TokenizedPrompt(model="tiny", token_ids=packed(10_000), max_tokens=8)
         await here.ask(body=router_pb2.PickRequest(tokenized=big).SerializeToString())
         said = await here.ask("Connect-Timeout-Ms: 50")
-        assert (said.status, said.error) == (504, "deadline_exceeded")
+        assert (said.status, error_of(said)) == (504, "deadline_exceeded")
         assert here.world.router.in_flight == 1
 
 

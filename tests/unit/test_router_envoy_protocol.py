@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from stoker.router.http.port import Answer, Ask, Connections
+from tests.support.lines import Line, listening
 from tests.support.waiting import eventually
 
 POST = b"POST /v1/completions?a=b HTTP/1.1\r\nHost: x\r\nX-Two: first\r\nx-two: second\r\nContent-Length: 2\r\n\r\nhi"
@@ -46,27 +47,6 @@ class Desk:
 
 
 @dataclass
-class Line:
-    """One connection to the port."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        async with asyncio.timeout(5):
-            head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-            headers = dict(line.split(": ", 1) for line in head[1:] if line)
-            body = await self.reader.readexactly(int(headers["content-length"]))
-        return int(head[0].split()[1]), headers, body
-
-    async def ended(self) -> bool:
-        async with asyncio.timeout(5):
-            with contextlib.suppress(ConnectionResetError):
-                return await self.reader.read() == b""
-            return True
-
-
-@dataclass
 class Port:
     desk: Desk
     shared: Connections
@@ -74,9 +54,7 @@ class Port:
     now: list[float]
 
     async def line(self, sends: bytes = b"") -> Line:
-        line = Line(*await asyncio.open_connection("127.0.0.1", self.number))
-        line.writer.write(sends)
-        return line
+        return await Line.to(self.number, sends)
 
 
 @contextlib.asynccontextmanager
@@ -84,14 +62,8 @@ async def port(max_body_bytes: int = 1024, max_connections: int = 8) -> AsyncIte
     desk, now = Desk(), [0.0]
     clock: Callable[[], float] = lambda: now[0]  # noqa: E731
     shared = Connections(desk.decide, max_body_bytes, max_connections, clock)
-    server = await asyncio.get_running_loop().create_server(shared.protocol, "127.0.0.1", 0)
-    try:
-        yield Port(desk, shared, server.sockets[0].getsockname()[1], now)
-    finally:
-        server.close()
-        shared.close()
-        await eventually(lambda: not shared.open, "all connections are closed")
-        assert shared.held_bytes == 0, "bytes are counted back"
+    async with listening(shared) as number:
+        yield Port(desk, shared, number, now)
 
 
 async def test_a_request_is_read_as_it_is_and_the_connection_stays() -> None:
@@ -189,7 +161,7 @@ async def test_all_bodies_together_are_bounded() -> None:
         lines = [await there.line(big) for _ in range(64)]
         await eventually(lambda: len(there.desk.asks) == 64, "as many as are held")
         status, headers, _ = await (await there.line(big)).answer()
-        assert (status, headers["Retry-After"]) == (429, "1")
+        assert (status, headers["retry-after"]) == (429, "1")
         there.desk.gate.set()
         for line in lines:
             assert (await line.answer())[0] == 200
