@@ -15,18 +15,17 @@ from typing import NamedTuple
 
 from stoker.bench.desk import Asked, Desk
 from stoker.bench.replicas import Clock, Engine, Hardware, Job, Machine, Outcome, quantile
-from stoker.bench.sites import Delays, Digester, Reporter, RouterSite
+from stoker.bench.sites import Delays, Digester, Reporter, RouterSite, announced
 from stoker.common.errors import StokerError
-from stoker.router.core import Decision, Delta, Replica, RoutingConfig
+from stoker.router.core import Decision, Delta, RoutingConfig
 from stoker.scaler.core import victims, warming
-from stoker.scaler.core.values import Load, Standing
-from stoker.scaler.core.values import Replica as Member
+from stoker.scaler.core.values import Load, Replica, Standing
 from stoker.scaler.core.warmth import Warmth
 
 REPLICAS, GOING = 7, 2
 AFTER_S = 600.0
 WARM_S = 30.0
-BUDGET = 0.5
+BUDGET = 0.5  # share of the others' prefill in that time
 _SHIFT_S = 0.25
 _IDLE_S = 0.2
 _STAYING = (REPLICAS - GOING) / REPLICAS
@@ -75,7 +74,7 @@ class World:
         names = [f"replica-{number}" for number in range(REPLICAS)]
         self.engines = {name: Engine(name, hardware, self.clock, machine, self.outcome) for name in names}
         for number, engine in enumerate(self.engines.values(), 1):
-            self.site.fleet.put(_announced(engine, hardware))
+            self.site.fleet.put(announced(engine))
             digester = _Overheard(engine, [self.site], self.clock, delays, self.warmth)
             reporter = Reporter(engine, [self.site], self.clock, delays, config.kv_weight)
             self.clock.after(delays.digest_every_s * number / REPLICAS, digester.tick)
@@ -124,7 +123,7 @@ class World:
     def chosen(self) -> Pair:
         """Who would go by the scaler's own choice."""
         now, rate = self.clock.now, self.hardware.prefill_rate
-        members = [Member(name, "model", Standing.READY) for name in self.engines]
+        members = [Replica(name, "model", Standing.READY) for name in self.engines]
         loads = {
             engine.name: Load(now, engine.running, engine.waiting, int(engine.load(0.0)))
             for engine in self.engines.values()
@@ -231,7 +230,3 @@ class World:
 
 def _nothing(end: bool) -> None:
     pass
-
-
-def _announced(engine: Engine, hardware: Hardware) -> Replica:
-    return Replica(engine.name, hardware.block_size, prefill_rate=hardware.prefill_rate, kv_blocks=hardware.kv_blocks)

@@ -178,8 +178,7 @@ def tuned(trials: Trials, wanted: float, hours: float) -> Figures | None:
     """
     best: Figures | None = None
     chosen = [WINDOWS[0], PANICS[0], DELAYS[0]]
-    for place, values in enumerate((WINDOWS, DELAYS, PANICS)):
-        place = (0, 2, 1)[place]
+    for place, values in ((0, WINDOWS), (2, DELAYS), (1, PANICS)):
         for value in values:
             tried = [*chosen[:place], value, *chosen[place + 1 :]]
             found = _largest(trials, ",".join([*tried, PACE]), wanted, best.replica_hours if best else hours)

@@ -14,9 +14,9 @@ from functools import partial
 from stoker.bench.cache import Cache
 from stoker.bench.desk import Asked, Desk
 from stoker.bench.replicas import Clock, Engine, Hardware, Job, Machine, Outcome
-from stoker.bench.sites import Announcements, Delays, Digester, Reporter, RouterSite
+from stoker.bench.sites import Announcements, Delays, Digester, Reporter, RouterSite, announced
 from stoker.common.errors import StokerError
-from stoker.router.core import Decision, Replica, RoutingConfig
+from stoker.router.core import Decision, RoutingConfig
 
 __all__ = ["Delays", "Hardware", "Job", "Outcome", "pooled_hit_rate", "replay"]
 
@@ -46,7 +46,7 @@ def replay(
     machine = Machine(hardware.cores)
     names = [f"replica-{number}" for number in range(replicas)] if isinstance(replicas, int) else replicas
     engines = {name: Engine(name, hardware, clock, machine, outcome) for name in names}
-    _announce(engines.values(), sites, hardware)
+    _announce(engines.values(), sites)
     _report(engines.values(), sites, clock, delays, config.kv_weight)
     measured = _Measured(outcome, hardware, clock, sent)
     desk = Desk(engines, sites, Announcements(sites, clock, delays, seed), clock, delays, measured)
@@ -61,14 +61,10 @@ def replay(
     return outcome
 
 
-def _announce(engines: Iterable[Engine], sites: Iterable[RouterSite], hardware: Hardware) -> None:
+def _announce(engines: Iterable[Engine], sites: Iterable[RouterSite]) -> None:
     for site in sites:
         for engine in engines:
-            site.fleet.put(
-                Replica(
-                    engine.name, hardware.block_size, prefill_rate=hardware.prefill_rate, kv_blocks=hardware.kv_blocks
-                )
-            )
+            site.fleet.put(announced(engine))
 
 
 def _report(

@@ -16,6 +16,7 @@ from stoker.router.core import (
     Delta,
     Dispatched,
     Fleet,
+    Replica,
     Request,
     Role,
     RoutingConfig,
@@ -103,6 +104,18 @@ class RouterSite:
             if candidate.replica == decision.replica and not decision.over_bound:
                 assert candidate.load + candidate.weight <= candidate.bound, candidate  # noqa: S101
         return decision
+
+
+def announced(engine: Engine, ready_at: float | None = None) -> Replica:
+    """A replica as routers hear of it; None: ready for long."""
+    hardware = engine.hardware
+    return Replica(
+        engine.name,
+        hardware.block_size,
+        prefill_rate=hardware.prefill_rate,
+        kv_blocks=hardware.kv_blocks,
+        ready_at=ready_at,
+    )
 
 
 class Announcements:

@@ -17,6 +17,12 @@ from stoker.common.errors import InvalidRequest
 _BLOCK = 512
 
 
+def numbered_key(number: int) -> int:
+    """A block's key, u64, made of a number that stands for the block."""
+    key: int = xxhash.xxh3_64_intdigest(number.to_bytes(8, "little"))
+    return key
+
+
 def mooncake_trace(path: Path) -> list[Job]:
     """Read a Mooncake trace (JSON lines); each `hash_id` stands for a block of 512 tokens.
 
@@ -29,7 +35,7 @@ def mooncake_trace(path: Path) -> list[Job]:
             jobs.append(
                 Job(
                     row["timestamp"] / 1_000.0,
-                    tuple(_key(hash_id) for hash_id in row["hash_ids"]),
+                    tuple(numbered_key(hash_id) for hash_id in row["hash_ids"]),
                     row["input_length"],
                 )
             )
@@ -53,15 +59,15 @@ def common_prefix_trace(
     """
     rng = Random(seed)  # noqa: S311 (repeatable on purpose)
     names = iter(range(1, 2**62))
-    common = [_key(next(names)) for _ in range(common_blocks)]
+    common = [numbered_key(next(names)) for _ in range(common_blocks)]
     jobs = []
     for _ in range(conversations):
         at = rng.random() * seconds
         keys = list(common)
         if rng.random() < 0.33:
-            keys += [_key(next(names)) for _ in range(rng.randint(20, 120))]
+            keys += [numbered_key(next(names)) for _ in range(rng.randint(20, 120))]
         for _ in range(rng.randint(1, 10)):
-            keys += [_key(next(names)) for _ in range(rng.randint(1, 6))]
+            keys += [numbered_key(next(names)) for _ in range(rng.randint(1, 6))]
             jobs.append(Job(at, tuple(keys), len(keys) * _BLOCK))
             at += 2.0 + rng.expovariate(1.0 / pause_s)
     return sorted(jobs, key=lambda job: job.at)
@@ -78,11 +84,6 @@ def workload_jobs(prompts: Sequence[Prompt], block_size: int = 32) -> list[Job]:
         keys = tuple(block_keys(tokens, block_size, root))
         jobs.append(Job(0.0, keys, len(tokens), prompt.max_tokens, prompt.after))
     return jobs
-
-
-def _key(number: int) -> int:
-    key: int = xxhash.xxh3_64_intdigest(number.to_bytes(8, "little"))
-    return key
 
 
 def tenants_trace(
@@ -110,12 +111,12 @@ def tenants_trace(
     for number in rng.sample(range(tenants), tenants):
         ends = number < over * tenants
         every, until = (busy_s, over_at) if ends else (rare_s, seconds)
-        system = [_key(next(names)) for _ in range(12)]
+        system = [numbered_key(next(names)) for _ in range(12)]
         for _ in range(documents):
-            keys = system + [_key(next(names)) for _ in range(document_blocks)]
+            keys = system + [numbered_key(next(names)) for _ in range(document_blocks)]
             at = rng.random() * min(every, over_at / 4)
             while at < until:
-                asked = tuple(keys + [_key(next(names)) for _ in range(rng.randint(1, 2))])
+                asked = tuple(keys + [numbered_key(next(names)) for _ in range(rng.randint(1, 2))])
                 jobs.append(Job(at, asked, len(asked) * _BLOCK, tenant=f"tenant-{number}"))
                 at += every * rng.uniform(0.9, 1.1)
     return sorted(jobs, key=lambda job: job.at)

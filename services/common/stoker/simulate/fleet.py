@@ -8,8 +8,7 @@ from functools import partial
 from random import Random
 
 from stoker.bench.replicas import Clock, Engine, Machine, Outcome
-from stoker.bench.sites import Digester, Reporter, RouterSite
-from stoker.router.core import Replica as Routed
+from stoker.bench.sites import Digester, Reporter, RouterSite, announced
 from stoker.scaler.core.values import Load, Replica, Standing
 from stoker.simulate.settings import Settings
 
@@ -160,18 +159,10 @@ class SimulatedFleet:
             self._count()
 
     def _serve(self, name: str) -> None:
-        settings, hardware, now = self._settings, self._settings.hardware, self._clock.now
+        settings, now = self._settings, self._clock.now
         member = self._members[name]
-        engine = Engine(name, hardware, self._clock, self._machine, self.measured)
-        self._site.fleet.put(
-            Routed(
-                name,
-                hardware.block_size,
-                prefill_rate=hardware.prefill_rate,
-                kv_blocks=hardware.kv_blocks,
-                ready_at=now if now else None,
-            )
-        )
+        engine = Engine(name, settings.hardware, self._clock, self._machine, self.measured)
+        self._site.fleet.put(announced(engine, now or None))
         sites = (self._site,)
         member.digester = Digester(engine, sites, self._clock, settings.delays)
         member.reporter = Reporter(engine, sites, self._clock, settings.delays, settings.routing.kv_weight)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from math import cos, pi
 from random import Random
 
-import xxhash
-
 from stoker.bench.replicas import Job
+from stoker.bench.traces import numbered_key
 
 _BLOCK = 512
 Rate = Callable[[float], float]
@@ -148,7 +147,7 @@ def tenants(seed: int, *, shape: Liveliness | None = None) -> Iterator[Job]:
 
 
 def _keys(names: Iterator[int], number: int) -> tuple[int, ...]:
-    return tuple(xxhash.xxh3_64_intdigest(next(names).to_bytes(8, "little")) for _ in range(number))
+    return tuple(numbered_key(next(names)) for _ in range(number))
 
 
 GENERATORS: dict[str, Callable[[int], Iterator[Job]]] = {

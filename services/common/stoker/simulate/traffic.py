@@ -12,9 +12,8 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-import xxhash
-
 from stoker.bench.replicas import Job
+from stoker.bench.traces import numbered_key
 from stoker.common.errors import InvalidRequest
 
 Source = Callable[[], Iterator[Job]]
@@ -105,7 +104,7 @@ def mooncake(path: Path) -> Iterator[Job]:
                 row = json.loads(line)
                 seconds = row["timestamp"] / 1_000.0
                 prompt, output = int(row["input_length"]), int(row["output_length"])
-                keys = tuple(_key(hash_id) for hash_id in row["hash_ids"])
+                keys = tuple(numbered_key(hash_id) for hash_id in row["hash_ids"])
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                 raise _wrong(path, number, f"it is no Mooncake request ({error!r})", "cut or mend it") from error
             _check(path, number, before, seconds, prompt, output)
@@ -160,13 +159,8 @@ def _heavier(jobs: Iterable[Job], scale: Scale, seed: int) -> Iterator[Job]:
 def _salted(keys: tuple[int, ...], salt: int) -> tuple[int, ...]:
     if not salt or not keys:
         return keys
-    mask: int = xxhash.xxh3_64_intdigest(salt.to_bytes(8, "little"))
+    mask = numbered_key(salt)
     return tuple(key ^ mask for key in keys)
-
-
-def _key(number: int) -> int:
-    key: int = xxhash.xxh3_64_intdigest(number.to_bytes(8, "little"))
-    return key
 
 
 def _blocks(tokens: int) -> int:
