@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from stoker.cli.main import _run
+from stoker.cli.simulate import Load
+from stoker.simulate.loads import GENERATORS
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -21,6 +23,10 @@ def trace(folder: Path, requests: int = 120) -> Path:
     file = folder / "azure.csv"
     file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""]))
     return file
+
+
+def test_every_load_can_be_named() -> None:
+    assert {load.value for load in Load} == GENERATORS.keys()
 
 
 def test_json_and_a_drawing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

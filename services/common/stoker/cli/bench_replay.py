@@ -13,7 +13,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from stoker.cli.output import Format, FormatOption, Output
+from stoker.cli.output import Format, FormatOption, Output, or_dash
 from stoker.common.config import load
 from stoker.common.errors import InvalidRequest
 
@@ -137,16 +137,12 @@ def _tables(recording: Recording, rows: Sequence[Figures], pooled: float) -> lis
     for row in rows:
         table.add_row(
             f"{row.policy} {row.settings}".strip(),
-            _text(row.hit_rate, "{:.3f}"),
-            _text(row.ttft_p50_ms, "{:,.0f} ms"),
-            _text(row.ttft_p99_ms, "{:,.0f} ms"),
+            or_dash(row.hit_rate, "{:.3f}"),
+            or_dash(row.ttft_p50_ms, "{:,.0f} ms"),
+            or_dash(row.ttft_p99_ms, "{:,.0f} ms"),
             f"{row.requests_per_s:.2f}",
-            _text(row.moved, "{}"),
-            _text(row.over_bound, "{}"),
+            or_dash(row.moved),
+            or_dash(row.over_bound),
             str(row.requests),
         )
     return [head, table]
-
-
-def _text(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)

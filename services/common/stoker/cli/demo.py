@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from stoker.bench.stats import RunFigures, over_rounds
 from stoker.cli.loop import run
-from stoker.cli.output import Format, FormatOption, Output, own_name
+from stoker.cli.output import Format, FormatOption, Output, or_dash, own_name
 from stoker.cli.serving import EngineChoice, Serving, temporary
 from stoker.common.errors import StokerError
 from stoker.local.deployment import LocalDeployment, has_gpu
@@ -126,9 +126,9 @@ def cells(f: RunFigures) -> list[str]:
     kinds = ", ".join(f"{count} {kind}" for kind, count in f.errors_by_kind.items())
     return [
         f.policy.replace("_", "-"),
-        _shown(f.hit_rate, "{:.2f}"),
-        _shown(f.ttft_p50_ms, "{:.0f} ms"),
-        _shown(f.ttft_p99_ms, "{:.0f} ms"),
+        or_dash(f.hit_rate, "{:.2f}"),
+        or_dash(f.ttft_p50_ms, "{:.0f} ms"),
+        or_dash(f.ttft_p99_ms, "{:.0f} ms"),
         f"{f.requests_per_s:.2f}",
         kinds or "0",
     ]
@@ -153,7 +153,3 @@ def reading(workload: str, figures: list[RunFigures]) -> str:
         f"a KV cache (round-robin: {base.hit_rate:.0%}); {speed:.2f} × its requests/s, {waited} wait for the "
         "first token."
     )
-
-
-def _shown(value: Any, form: str) -> str:
-    return "–" if value is None else form.format(value)

@@ -44,6 +44,11 @@ def own_name() -> str:
     return "stoker" if shutil.which("stoker") else sys.argv[0]
 
 
+def or_dash(value: Any, form: str = "{}") -> str:
+    """A figure in a table's cell: unknown is a dash, which is not zero."""
+    return "–" if value is None else form.format(value)
+
+
 class Progress:
     """One line that says what is being waited for."""
 

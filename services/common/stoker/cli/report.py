@@ -14,6 +14,7 @@ from rich.text import Text
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.cli.fleet import Fleet, last_error, state_name
+from stoker.cli.output import or_dash
 from stoker.cli.parity import OK, PENDING
 from stoker.cli.scaler_report import kind_name
 from stoker.local.state import StackState
@@ -167,7 +168,7 @@ def as_tables(value: dict[str, Any]) -> list[RenderableType]:
     for d in value["deployments"]:
         wanted = d["desired"] if d["desired"] is not None else d["wanted"]
         ready = Text(f"{d['ready']}/{wanted}", style="green" if d["ready"] >= wanted else "yellow")
-        desired = f"{_or_dash(d['desired'])}" + (f" ({d['desired_reason']})" if d["desired_reason"] else "")
+        desired = or_dash(d["desired"]) + (f" ({d['desired_reason']})" if d["desired_reason"] else "")
         policy = Text(f"{d['policy']}, paused", style="yellow") if d["paused"] else Text(d["policy"])
         table.add_row(d["deployment"], Text(d["model"]), d["engine"], ready, desired, policy, str(d["generation"]))
     shown.append(table if value["deployments"] else "no deployments; create one with `stoker deploy -f FILE`")
@@ -213,11 +214,11 @@ def _replica_table(replicas: list[dict[str, Any]]) -> Table:
             r["replica"],
             r["node"] or "–",
             Text(state, style=_COLOURS.get(state, "")),
-            _or_dash(r["since_s"], "{:.0f} s"),
-            _or_dash(r["running"]),
-            _or_dash(r["waiting"]),
-            _or_dash(r["kv_usage"], "{:.0%}"),
-            _or_dash(r["hit_rate"], "{:.0%}"),
+            or_dash(r["since_s"], "{:.0f} s"),
+            or_dash(r["running"]),
+            or_dash(r["waiting"]),
+            or_dash(r["kv_usage"], "{:.0%}"),
+            or_dash(r["hit_rate"], "{:.0%}"),
             Text((r["last_error"] or "").strip().splitlines()[0][:80] if r["last_error"] else "", style="red"),
         )
     return table
@@ -259,7 +260,3 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
-
-
-def _or_dash(value: Any, form: str = "{}") -> str:
-    return "–" if value is None else form.format(value)

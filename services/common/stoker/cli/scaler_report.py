@@ -13,6 +13,7 @@ from rich.text import Text
 from stoker.api.common.v1 import scaling_pb2
 from stoker.api.registry.v1 import records_pb2
 from stoker.api.scaler.v1 import scaler_pb2
+from stoker.cli.output import or_dash
 
 _COLUMNS = (
     ("ready", "ready", "{}"),
@@ -147,7 +148,7 @@ def _samples(samples: list[dict[str, Any]]) -> Table:
     for _, title, _ in _COLUMNS:
         table.add_column(title, justify="right")
     for sample in samples:
-        cells = ["–" if sample[name] is None else form.format(sample[name]) for name, _, form in _COLUMNS]
+        cells = [or_dash(sample[name], form) for name, _, form in _COLUMNS]
         table.add_row(sample["at"][11:19], *cells)
     return table
 

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stoker.cli.output import Format, FormatOption, Output
+from stoker.cli.output import Format, FormatOption, Output, or_dash
 from stoker.common.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -265,24 +265,19 @@ def _tables(read: Read, settings: Settings, runs: Sequence[Run]) -> list[Rendera
 
 
 def _cells(row: Figures) -> list[str | Text]:
-    within = _text(row.attainment, "{:.2%}")
     return [
         row.policy,
-        within,
+        or_dash(row.attainment, "{:.2%}"),
         f"{row.replica_hours:,.2f}",
         f"{row.cost:,.2f}",
         f"{row.replicas_mean:.1f}",
         str(row.replicas_most),
         f"+{row.scale_ups} −{row.scale_downs}",
         str(row.thrashing),
-        _text(row.hit_rate, "{:.3f}"),
-        _text(row.ttft_p50_ms, "{:,.0f} ms"),
-        _text(row.ttft_p95_ms, "{:,.0f} ms"),
-        _text(row.ttft_p99_ms, "{:,.0f} ms"),
-        _text(row.itl_p50_ms, "{:,.0f} ms"),
+        or_dash(row.hit_rate, "{:.3f}"),
+        or_dash(row.ttft_p50_ms, "{:,.0f} ms"),
+        or_dash(row.ttft_p95_ms, "{:,.0f} ms"),
+        or_dash(row.ttft_p99_ms, "{:,.0f} ms"),
+        or_dash(row.itl_p50_ms, "{:,.0f} ms"),
         Text(f"{row.refused:,}", style="red" if row.refused else ""),
     ]
-
-
-def _text(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)
