@@ -188,9 +188,9 @@ def _refuse(reader: _Reader, source: str, *, lines: bool = True) -> None:
 
 
 def _check_policy(reader: _Reader, root: yaml.Node, policy: scaling_pb2.ScalingPolicy, at: str) -> None:
-    """Tell what the registry would refuse, each at its line; `at` is the policy's path in the file."""
-    for violation in scaling.policy(at or "scaling", policy, Limits()):
-        field = violation.field if at else violation.field.removeprefix("scaling.")
+    """Tell what the registry would refuse, each at its line; `at` is the policy's path in the file, if it has one."""
+    for violation in scaling.policy(at, policy, Limits()):
+        field = violation.field.removeprefix(".")
         reader.wrong(_node_at(root, field), f"{field}: {violation.description}")
 
 
