@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 
 from stoker.api.common.v1 import common_pb2
-from stoker.api.registry.v1 import registry_pb2
+from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.errors import Conflict, InvalidRequest, StokerError, Unavailable
 from stoker.control.config import LoopConfig
-from stoker.control.loop import ControlLoop, candidate_name, pieces
+from stoker.control.loop import ControlLoop, candidate_name, fitting, pieces
 from stoker.registry.client import (
     FleetEvent,
     FleetView,
@@ -288,3 +288,8 @@ def test_candidates_are_told_apart() -> None:
 def test_writes_are_cut_into_pieces_the_registry_takes() -> None:
     assert [len(piece) for piece in pieces(range(250))] == [100, 100, 50]
     assert list(pieces([])) == []
+    small, large, huge = (records_pb2.Desired(deployment=size * "x") for size in (9, 300_000, 2_000_000))
+    assert [len(piece) for piece in fitting([small] * 250)] == [100, 100, 50]
+    assert [len(piece) for piece in fitting([large] * 7)] == [3, 3, 1], "a write has a size, too"
+    assert [len(piece) for piece in fitting([small, huge, small])] == [1, 1, 1], "the registry says what is too large"
+    assert list(fitting([])) == []

@@ -12,10 +12,12 @@ from stoker.api.common.v1 import common_pb2, scaling_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.common.errors import InvalidRequest, StokerError, Unavailable
 from stoker.registry.client import DemandSeen, FleetView, LoadChanged, RecordsChanged, RegistryClient, SourceChanged
+from stoker.registry.core import scaling, validation
 from stoker.registry.core.records import Kind, Name, Record
 from stoker.scaler.config import ScalerConfig
 from stoker.scaler.core.signals import Minute, Wanted
 from stoker.scaler.core.values import Because, Reason
+from stoker.scaler.core.warming import Warming
 from stoker.scaler.decision_messages import because_message
 from stoker.scaler.persisted import seconds, timestamp
 from stoker.scaler.rounds import ScalerRound
@@ -73,6 +75,7 @@ class Registry:
     async def set_desired(
         self, fence: common_pb2.Fence, desired: Sequence[records_pb2.Desired], removed: Sequence[str] = ()
     ) -> int:
+        validation.require(scaling.decisions(desired))
         self.desired += desired
         self.put(*[(Kind.DESIRED, each.deployment, each) for each in desired])
         self.view.delta((), [(Kind.DESIRED, name) for name in removed], self.view.revision + 1)
@@ -256,6 +259,22 @@ async def test_many_large_histories_are_written_in_turn_each_call_within_its_bou
     assert {record.deployment for call in stage.registry.kept for record in call} == set(names)
     assert sum(len(call) for call in stage.registry.kept) == 60, "large ones are written less often"
     assert all(sum(record.ByteSize() for record in call) < 1_000_000 for call in stage.registry.kept)
+
+
+async def test_many_large_decisions_are_written_in_calls_that_a_registry_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage()
+    names = [f"d{n}" for n in range(60)]
+    for name in names:
+        stage.registry.deployment(name, scaling=scaling_pb2.ScalingPolicy(kind=scaling_pb2.SCALING_KIND_FIXED))
+        stage.registry.count(2, name)
+        stage.registry.replicas(2, name)
+    many = [Warming(2**60 + n, "d0-0", "d0-1", 4_096.0, 4_096.0) for n in range(scaling.MAX_WARMINGS)]
+    monkeypatch.setattr(stage.round.watching, "warmings", lambda *_: many)
+    await stage.run()
+    assert {record.deployment: record.replicas for record in stage.registry.desired} == dict.fromkeys(names, 1)
+    assert sum(record.ByteSize() for record in stage.registry.desired) > scaling.MAX_CALL_BYTES, "too large for one"
 
 
 async def test_what_is_deleted_is_forgotten_everywhere() -> None:

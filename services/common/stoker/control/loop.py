@@ -7,10 +7,11 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import structlog
+from google.protobuf.message import Message
 from prometheus_client import Counter, Gauge, Histogram
 
 from stoker.api.common.v1 import common_pb2
@@ -20,15 +21,19 @@ from stoker.control.config import LoopConfig
 from stoker.control.core.trust import Sight, Trust
 from stoker.registry.client import FleetEvent, FleetWatch, Leadership, RecordsChanged, SourceChanged
 from stoker.registry.core.merge import FleetView
+from stoker.registry.core.scaling import MAX_CALL_BYTES
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 _UNANSWERED = {Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.ABORTED, Code.CANCELLED}
 
 MAX_ITEMS = 100
 """Records that one fenced write may carry; the registry refuses more."""
+_MAX_BYTES = MAX_CALL_BYTES * 9 // 10
+"""Of these records; the rest is for what the registry adds."""
 
 _LEADING = Gauge("stoker_control_leading", "1 while this process leads.", ["role"])
 _HOLDING = Gauge("stoker_control_holding", "1 while this process leads but trusts its view too little.", ["role"])
@@ -59,6 +64,21 @@ def pieces(items: Sequence[T], size: int = MAX_ITEMS) -> Iterator[Sequence[T]]:
     """`items` in slices of at most `size`."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def fitting(records: Iterable[M]) -> Iterator[list[M]]:
+    """`records` in pieces that one fenced write may carry, by number and by bytes; taken as they are needed."""
+    piece: list[M] = []
+    size = 0
+    for record in records:
+        own = record.ByteSize()
+        if piece and (len(piece) == MAX_ITEMS or size + own > _MAX_BYTES):
+            yield piece
+            piece, size = [], 0
+        piece.append(record)
+        size += own
+    if piece:
+        yield piece
 
 
 class ControlLoop:

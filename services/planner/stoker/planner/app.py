@@ -12,7 +12,7 @@ from stoker.api.common.v1 import common_pb2
 from stoker.api.planner.v1 import planner_pb2_grpc
 from stoker.api.registry.v1 import registry_pb2
 from stoker.common import rpc, service
-from stoker.control.loop import ControlLoop, pieces
+from stoker.control.loop import ControlLoop, fitting, pieces
 from stoker.control.service import serve as serve_deciding
 from stoker.planner.config import PlannerConfig
 from stoker.planner.core import retiring
@@ -104,7 +104,7 @@ class PlannerRound:
         for deletes in pieces(drawn.deletes):
             revision = await self._client.apply_assignments(fence, [], deletes, decided_at=seen)
             _CHANGES.labels("delete").inc(len(deletes))
-        for some in pieces(puts):
+        for some in fitting(puts):
             revision = await self._client.apply_assignments(fence, some, decided_at=seen)
             _CHANGES.labels("put").inc(len(some))
         self._replacing = drawn.replacing

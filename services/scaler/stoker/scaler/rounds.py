@@ -11,9 +11,8 @@ import structlog
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
 from stoker.common.errors import Code, StokerError
-from stoker.control.loop import MAX_ITEMS, pieces
+from stoker.control.loop import MAX_ITEMS, fitting, pieces
 from stoker.registry.client import DemandSeen, FleetEvent, FleetView, RegistryClient
-from stoker.registry.core.scaling import MAX_CALL_BYTES
 from stoker.scaler import metrics
 from stoker.scaler.config import ScalerConfig
 from stoker.scaler.core.decide import decide
@@ -28,7 +27,6 @@ log = structlog.get_logger(__name__)
 
 _BYTES_PER_S = 256.0
 """Of history, of one deployment: etcd keeps every version until it compacts."""
-_CALL_BYTES = MAX_CALL_BYTES * 9 // 10
 
 
 class ScalerRound:
@@ -110,13 +108,12 @@ class ScalerRound:
         for removed in pieces(decisions.removed):
             log.info("scaler.removed", deployments=removed)
             revision = await self.client.set_desired(fence, [], removed)
-        for changed in pieces(decisions.changed):
-            for desired in changed:
-                _tell(desired, made[desired.deployment])
-            records = [self._record(desired, made[desired.deployment], fence) for desired in changed]
+        for desired in decisions.changed:
+            _tell(desired, made[desired.deployment])
+        for records in fitting(self._record(each, made[each.deployment], fence) for each in decisions.changed):
             revision = await self.client.set_desired(fence, records)
-            for desired in changed:
-                metrics.CHANGES.labels(str(desired.reason)).inc()
+            for record in records:
+                metrics.CHANGES.labels(record.reason).inc()
         return revision
 
     def _record(self, desired: Desired, decision: Decision, fence: common_pb2.Fence) -> records_pb2.Desired:
@@ -131,16 +128,10 @@ class ScalerRound:
     async def _keep(self, decisions: Decisions, fence: common_pb2.Fence, now: float) -> int | None:
         """Write what the next scaler must know: at once where a count has changed, each minute otherwise."""
         changed = {decision.deployment for decision in decisions.made if decision.before != decision.replicas}
-        records: list[records_pb2.ScalingHistory] = []
-        size, wall = 0, self.watching.wall(now)
+        memories, starts, wall = self.watching.memories, self.watching.starts, self.watching.wall(now)
         due = sorted((at, name) for name, at in self._due(changed, now).items())
-        for _, name in due:
-            memory = self.watching.memories[name]
-            record = record_of(name, memory, self.watching.starts.kept(name), now, wall)
-            size += record.ByteSize()
-            if size > _CALL_BYTES or len(records) == MAX_ITEMS:
-                break
-            records.append(record)
+        calls = fitting(record_of(name, memories[name], starts.kept(name), now, wall) for _, name in due)
+        records = next(calls, [])
         gone = [name for name in self._view.scaling if name not in self._view.deployments][: MAX_ITEMS - len(records)]
         if not records and not gone:
             return None

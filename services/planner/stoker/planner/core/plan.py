@@ -67,7 +67,7 @@ class _Round:
         )
         known = {deployment.name for deployment in self._problem.deployments}
         for name in sorted(self._by_deployment.keys() - known):
-            self._retire(self._by_deployment[name])
+            self._leave_all(self._by_deployment[name])
         decided = [
             (deployment, self._problem.desired[deployment.name])
             for deployment in sorted(self._problem.deployments, key=_largest_first)
@@ -100,7 +100,7 @@ class _Round:
             elif gone and nodes <= present:
                 self._delete(assignment, "drained")
 
-    def _retire(self, assignments: Iterable[Assignment]) -> None:
+    def _leave_all(self, assignments: Iterable[Assignment]) -> None:
         for runner in rollout.runners(self._problem, assignments, spec=""):
             self._leave(runner, "its deployment was deleted")
 
