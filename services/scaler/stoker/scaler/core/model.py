@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 
+from stoker.control.core.queueing import ending_rate, erlang_c, spread
 from stoker.scaler.core.policy import Slo
-from stoker.scaler.core.queueing import ending_rate, erlang_c, spread
 from stoker.scaler.core.signals import Capacity
 
 MOST = 100_000

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from stoker.scaler.core.queueing import ending_rate, erlang_c, spread
+from stoker.control.core.queueing import ending_rate, erlang_c, spread
 
 
 def waits_longer(wait_s: float, servers: int, arrivals_per_s: float, service_scv: float = 1.0) -> float:
