@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 IMPURE = {"asyncio", "grpc", "etcd3aio", "time", "random", "aiohttp", "socket", "os", "datetime", "threading", "zmq"}
 IMPURE_STOKER = ("stoker.etcd", "stoker.common.rpc", "stoker.registry.client")
-CORES = sorted(p for p in (ROOT / "services").glob("*/stoker/*/core/*.py"))
+CORES = sorted(p for p in (ROOT / "services").glob("*/stoker/*/core/**/*.py"))
 SERVICES = {
     "registry": "registry",
     "router": "router",
@@ -33,7 +33,7 @@ def _imports(path: Path) -> set[str]:
 
 
 def test_cores_exist_for_every_service() -> None:
-    rooms = {p.parts[-3] for p in CORES}
+    rooms = {p.relative_to(ROOT / "services").parts[2] for p in CORES}
     assert set(SERVICES.values()) <= rooms
 
 

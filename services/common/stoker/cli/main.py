@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stoker.cli import bench, doctor, errors, explain, fleet_verbs, scaler, simulate, stack_verbs
+from stoker.cli import bench, doctor, errors, explain, fleet_verbs, plan, scaler, simulate, stack_verbs
 from stoker.common import logs
 from stoker.common.errors import StokerError
 
@@ -37,6 +37,7 @@ doctor.add_to(app)
 app.add_typer(bench.app, name="bench")
 simulate.add_to(app)
 app.add_typer(scaler.app, name="scaler")
+app.add_typer(plan.app, name="plan")
 
 
 def _tell_version(wanted: bool) -> None:

@@ -1,0 +1,18 @@
+"""`stoker plan`: from a power envelope and a model to racks, GPUs and placements. Works on files, offline.
+
+Each file of verbs here has an `add_to(app)`.
+"""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(
+    help="Plan capacity and placements: what a facility can power, what a model needs, which GPUs each replica gets.",
+    no_args_is_help=True,
+)
+
+
+@app.callback()
+def _common() -> None:
+    pass
