@@ -52,7 +52,8 @@ class NodeType:
 @dataclass(frozen=True, slots=True)
 class Site:
     """A building. `supply` is the power that may be drawn there, of which `reserved` is kept for storage, fabric and
-    service nodes. Sites of one `region` are near each other; `provider` is who owns the racks."""
+    service nodes. Sites of one `region` are near each other; `provider` is who owns the racks. `fabric_ports` is the
+    number of ports for nodes on the GPU fabric, None where its switches say or nobody does."""
 
     name: str
     region: str = ""
@@ -60,6 +61,7 @@ class Site:
     supply: Watts | None = None
     reserved: Watts = NO_POWER
     cost_per_kwh: float = 0.0
+    fabric_ports: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ class Rack:
     """`feeds` are the lowest ones, among which the load is shared equally, as far as they live.
 
     `survives_loss` asks that every load fits when all feeds of any one source are lost. `cooling` and `weight_kg`
-    bound the sum over the nodes; None where nobody said. `reserved_u` are taken by switches and panels.
+    bound the sum over the nodes; None where nobody said. `reserved_u` are taken by switches and panels. `fill` is the
+    node type that its room is meant for, "" where nobody said: what a capacity plan fills it with.
     """
 
     name: str
@@ -93,6 +96,20 @@ class Rack:
     cooling: Watts | None = None
     feeds: tuple[str, ...] = ()
     survives_loss: bool = True
+    fill: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Racks that are not listed one by one: as many like `rack` as its site carries, at most `racks` (None: any).
+
+    `rack.name` is the stem of their names and `rack.fill` what they hold. `feeds` are the lowest feeds of each such
+    rack, named within it; their `parent`, where they have one, is a feed of the facility.
+    """
+
+    rack: Rack
+    feeds: tuple[Feed, ...] = ()
+    racks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +185,4 @@ class Facility:
     switches: Mapping[str, Switch] = field(default_factory=dict)
     links: tuple[Link, ...] = ()
     distances: tuple[Distance, ...] = ()
+    envelopes: tuple[Envelope, ...] = ()
