@@ -17,6 +17,8 @@ class GpuType:
     """One model of accelerator. Rates are dense, by data type ("bf16", "fp8", "fp4"), FLOP per second.
 
     `scale_up_bandwidth` is that of NVLink (or its like) of one GPU, one direction; 0 where there is none.
+    `driver_names` is how drivers name it, where that is known. Of a type that only agents have told of nothing but
+    name and memory is known: its `flops` are empty, its other figures 0.
     """
 
     name: str
@@ -26,6 +28,7 @@ class GpuType:
     max_power: Watts
     scale_up_bandwidth: BytesPerSecond = NO_RATE
     pcie_bandwidth: BytesPerSecond = NO_RATE
+    driver_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,8 @@ class NodeType:
     idle; each busy GPU adds an equal part of the difference.
 
     `gpu` is empty for hosts without any. `fabric_ports` is the number of its ports on the GPU fabric, `port_rate`
-    what each carries one way.
+    what each carries one way. Of a type that only agents have told of power, height and weight are 0; its racks then
+    have no limits that these could break.
     """
 
     name: str
@@ -50,10 +54,26 @@ class NodeType:
 
 
 @dataclass(frozen=True, slots=True)
+class RackType:
+    """A rack as it is bought or set up: its limits (see `Rack`), and how many nodes of which type stand in it from
+    the start."""
+
+    name: str
+    height_u: int = 42
+    reserved_u: int = 0
+    weight_kg: float | None = None
+    cooling: Watts | None = None
+    base_power: Watts = NO_POWER
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    fill: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Site:
     """A building. `supply` is the power that may be drawn there, of which `reserved` is kept for storage, fabric and
-    service nodes. Sites of one `region` are near each other; `provider` is who owns the racks. `fabric_ports` is the
-    number of ports for nodes on the GPU fabric, None where its switches say or nobody does."""
+    service nodes. Sites of one `region` are near each other; `provider` is who owns the racks, and asks `cost_factor`
+    times a node type's cost per hour. `fabric_ports` is the number of ports for nodes on the GPU fabric, None where
+    its switches say or nobody does."""
 
     name: str
     region: str = ""
@@ -62,18 +82,20 @@ class Site:
     reserved: Watts = NO_POWER
     cost_per_kwh: float = 0.0
     fabric_ports: int | None = None
+    cost_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A breaker, PDU, busbar or UPS. `capacity` is what it may carry for ever, derating included.
+    """A breaker, PDU, busbar or UPS. `capacity` is what it may carry for ever, derating included; None where nobody
+    said.
 
     `parent` is the feed above it, empty at the top. `source` names the top: all feeds of one source fail together.
     """
 
     name: str
     source: str
-    capacity: Watts
+    capacity: Watts | None
     parent: str = ""
 
 
@@ -82,8 +104,9 @@ class Rack:
     """`feeds` are the lowest ones, among which the load is shared equally, as far as they live.
 
     `survives_loss` asks that every load fits when all feeds of any one source are lost. `cooling` and `weight_kg`
-    bound the sum over the nodes; None where nobody said. `reserved_u` are taken by switches and panels. `fill` is the
-    node type that its room is meant for, "" where nobody said: what a capacity plan fills it with.
+    bound the sum over the nodes; None where nobody said. `reserved_u` are taken by switches and panels, `base_power`
+    is what these draw, always. `type` is what it was set up as, if that has a name. `fill` is the node type that its
+    room is meant for, "" where nobody said: what a capacity plan fills it with.
     """
 
     name: str
@@ -97,6 +120,8 @@ class Rack:
     feeds: tuple[str, ...] = ()
     survives_loss: bool = True
     fill: str = ""
+    base_power: Watts = NO_POWER
+    type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +203,7 @@ class Facility:
     name: str
     gpu_types: Mapping[str, GpuType] = field(default_factory=dict)
     node_types: Mapping[str, NodeType] = field(default_factory=dict)
+    rack_types: Mapping[str, RackType] = field(default_factory=dict)
     sites: Mapping[str, Site] = field(default_factory=dict)
     feeds: Mapping[str, Feed] = field(default_factory=dict)
     racks: Mapping[str, Rack] = field(default_factory=dict)
