@@ -1,0 +1,33 @@
+"""Which GPUs each replica gets: hard limits, goals in order of their weight, a quick answer and a better one."""
+
+from stoker.planner.core.placement.placing import greedy, place, scores
+from stoker.planner.core.placement.values import (
+    Conflict,
+    Domain,
+    Goal,
+    Member,
+    Need,
+    Pair,
+    Placed,
+    Placement,
+    PlacementProblem,
+    Score,
+    Unplaced,
+)
+
+__all__ = [
+    "Conflict",
+    "Domain",
+    "Goal",
+    "Member",
+    "Need",
+    "Pair",
+    "Placed",
+    "Placement",
+    "PlacementProblem",
+    "Score",
+    "Unplaced",
+    "greedy",
+    "place",
+    "scores",
+]
