@@ -1,4 +1,4 @@
-"""What a placement starts from and what it says. Read docs/placement.md for what each limit and goal means exactly."""
+"""What a placement starts from and what it says; docs/placement.md defines each limit and goal."""
 
 from __future__ import annotations
 
