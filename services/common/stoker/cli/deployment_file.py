@@ -13,15 +13,20 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stoker.api.common.v1 import common_pb2, scaling_pb2
 from stoker.common.errors import Code, StokerError
-from stoker.registry.core import scaling
-from stoker.registry.core.validation import Limits
+from stoker.registry.core import placement, scaling
+from stoker.registry.core.validation import Limits, Violations
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _STEP = re.compile(r"(\w+)(?=[.\[]|$)|\[(\d+)\]")
 _ENGINES = ("vllm", "sim")
 _MAX_BYTES = 1 << 20
-_INTEGERS = {FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_INT32}
+_INTEGERS = {
+    FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1,
+    FieldDescriptor.CPPTYPE_INT32: 2**31 - 1,
+    FieldDescriptor.CPPTYPE_UINT64: 2**63 - 1,
+}
+"""The kinds of whole numbers, each with its highest."""
 
 
 class _Reader:
@@ -73,7 +78,7 @@ class _Reader:
         if field.enum_type is not None:
             return self.enum(node, field)
         if field.cpp_type in _INTEGERS:
-            return self.integer(node, field.name)
+            return self.integer(node, field.name, _INTEGERS[field.cpp_type])
         if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
             return self.number(node, field.name)
         if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
@@ -88,9 +93,10 @@ class _Reader:
             self.wrong(node, f"{field.name}: {node.value!r} is none of {', '.join(names)}")
         return names.get(node.value.lower())
 
-    def integer(self, node: yaml.ScalarNode, name: str) -> int | None:
-        if not node.value.isascii() or not node.value.isdigit() or int(node.value) >= 2**32:
-            self.wrong(node, f"{name}: {node.value!r} is no whole number from 0 to {2**32 - 1}")
+    def integer(self, node: yaml.ScalarNode, name: str, most: int) -> int | None:
+        short = len(node.value) <= 20  # before Python is asked to read a number of a megabyte
+        if not (short and node.value.isascii() and node.value.isdigit()) or int(node.value) > most:
+            self.wrong(node, f"{name}: {node.value[:80]!r} is no whole number from 0 to {most}")
             return None
         return int(node.value)
 
@@ -149,7 +155,9 @@ def parse(text: str, source: str) -> common_pb2.DeploymentSpec:
     spec = common_pb2.DeploymentSpec(**values)
     if spec.HasField("scaling"):
         _check_policy(reader, node, spec.scaling, "scaling")
-        _refuse(reader, source)
+    if spec.HasField("placement"):
+        _tell(reader, node, placement.policy("placement", spec.placement, spec))
+    _refuse(reader, source)
     return spec
 
 
@@ -189,7 +197,11 @@ def _refuse(reader: _Reader, source: str, *, lines: bool = True) -> None:
 
 def _check_policy(reader: _Reader, root: yaml.Node, policy: scaling_pb2.ScalingPolicy, at: str) -> None:
     """Tell what the registry would refuse, each at its line; `at` is the policy's path in the file, if it has one."""
-    for violation in scaling.policy(at, policy, Limits()):
+    _tell(reader, root, scaling.policy(at, policy, Limits()))
+
+
+def _tell(reader: _Reader, root: yaml.Node, violations: Violations) -> None:
+    for violation in violations:
         field = violation.field.removeprefix(".")
         reader.wrong(_node_at(root, field), f"{field}: {violation.description}")
 

@@ -42,6 +42,7 @@ def spec_key(spec: common_pb2.DeploymentSpec) -> str:
     bare.CopyFrom(spec)
     bare.replicas = 0
     bare.ClearField("scaling")
+    bare.ClearField("placement")
     return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()[:16]
 
 

@@ -20,6 +20,7 @@ from stoker.etcd import EtcdClient, EtcdUnavailable
 from stoker.etcd import Tls as EtcdTls
 from stoker.registry.config import RegistryConfig
 from stoker.registry.deployments import DeploymentStore
+from stoker.registry.facilities import FacilityStore
 from stoker.registry.hub import Hub
 from stoker.registry.leaders import LeaderStore
 from stoker.registry.nodes import NodeStore
@@ -71,6 +72,7 @@ async def _serving(config: RegistryConfig, secure: Tls | None, secure_etcd: Tls 
         NodeStore(etcd, config.membership.lease_ttl_s),
         DeploymentStore(etcd),
         LeaderStore(etcd),
+        FacilityStore(etcd),
         config,
         random.Random(),  # noqa: S311 - jitter
     )

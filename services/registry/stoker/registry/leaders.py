@@ -9,7 +9,7 @@ from typing import TypeVar
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
 from stoker.common.errors import Conflict, NotFound
-from stoker.etcd import Ambiguous, Compare, Delete, EtcdClient, Get, KeyValue, LeaseLost, Op, Put
+from stoker.etcd import Ambiguous, Compare, Delete, EtcdClient, Get, Is, KeyValue, LeaseLost, Op, Put, Target
 from stoker.registry import metrics, txns
 from stoker.registry.core import keys
 
@@ -105,7 +105,7 @@ class LeaderStore:
     ) -> int:
         """Write and remove assignments as the leader, as one step; returns the revision.
 
-        Raises CONFLICT where one was changed after revision `decided_at`, unless that is 0.
+        Raises CONFLICT where one, or the facility, was changed after revision `decided_at`, unless that is 0.
         """
         operations: list[Op] = []
         for each in puts:
@@ -142,6 +142,9 @@ class LeaderStore:
         leader = keys.leader(fence.role)
         leads = Compare.created_at(leader, fence.revision)
         written = [operation.key for operation in operations]
+        # What was decided for another facility than there is now may not fit it.
+        facility = keys.facility()
+        unchanged = [Compare(facility, Target.MOD_REVISION, Is.LESS, decided_at + 1)] if decided_at else []
         for _ in range(txns.TRIES):
             present = await txns.read(self._etcd, written)
             if decided_at:
@@ -149,7 +152,7 @@ class LeaderStore:
             # Compared too: etcd may run a write whose answer was lost much later, over a newer one of this leader.
             as_read = [txns.as_read(key, kv) for key, kv in zip(written, present, strict=True)]
             try:
-                result = await self._etcd.txn([leads, *as_read], operations, [Get(leader)])
+                result = await self._etcd.txn([leads, *unchanged, *as_read], operations, [Get(leader), Get(facility)])
             except Ambiguous:
                 continue
             if result.succeeded:
@@ -161,6 +164,8 @@ class LeaderStore:
                     f"fence {fence.revision} of role {fence.role!r} is void: another leads; stop writing",
                     reason="FENCED",
                 )
+            if decided_at:
+                _refuse_unseen([Delete(facility)], [*result.responses[1].kvs, None][:1], decided_at)
         raise txns.contention(f"what the leader of {fence.role!r} writes")
 
 

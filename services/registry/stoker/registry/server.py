@@ -16,10 +16,11 @@ from stoker.common.errors import FieldViolation, InvalidRequest, Unavailable
 from stoker.registry.agents import AgentStream
 from stoker.registry.announcers import AnnounceStream
 from stoker.registry.config import RegistryConfig
-from stoker.registry.core import records, scaling, validation
+from stoker.registry.core import documents, placement, records, scaling, validation
 from stoker.registry.core.records import Kind
 from stoker.registry.core.validation import Limits
 from stoker.registry.deployments import DeploymentStore
+from stoker.registry.facilities import FacilityStore
 from stoker.registry.hub import Hub
 from stoker.registry.leaders import LeaderStore
 from stoker.registry.nodes import NodeStore
@@ -42,6 +43,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         nodes: NodeStore,
         deployments: DeploymentStore,
         leaders: LeaderStore,
+        facilities: FacilityStore,
         config: RegistryConfig,
         rng: random.Random,
     ) -> None:
@@ -49,6 +51,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._nodes = nodes
         self._deployments = deployments
         self._leaders = leaders
+        self._facilities = facilities
         self._config = config
         self._limits = Limits(engines=config.limits.engines, replicas=config.limits.replicas)
         self._rng = rng
@@ -119,7 +122,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         state = self._hub.state
         return registry_pb2.GetFleetResponse(
             records=records.pack(
-                (item for item in state.records.items() if item[0][0] is not Kind.SCALING), state.revision
+                (item for item in state.records.items() if item[0][0] not in (Kind.SCALING, Kind.FACILITIES)),
+                state.revision,
             ),
             loads=self._hub.loads.all(),
             freshness=self._hub.freshness(),
@@ -133,6 +137,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         validation.require(validation.deployment(request.spec, self._limits))
         if request.spec.HasField("scaling"):
             validation.require(scaling.policy("spec.scaling", request.spec.scaling, self._limits))
+        if request.spec.HasField("placement"):
+            validation.require(placement.policy("spec.placement", request.spec.placement, request.spec))
         expected = request.expected_generation if request.HasField("expected_generation") else None
         written = await self._deployments.put(request.spec, expected)
         log.info("deployment.put", deployment=request.spec.name, generation=written.generation)
@@ -199,6 +205,28 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         assignment = await self._leaders.drain_replica(request.replica_id)
         log.info("replica.drain", replica=request.replica_id)
         return registry_pb2.DrainReplicaResponse(assignment=assignment)
+
+    async def PutFacility(  # noqa: N802
+        self, request: registry_pb2.PutFacilityRequest, context: Context
+    ) -> registry_pb2.PutFacilityResponse:
+        """Write the facility."""
+        self._hub.require_synced()
+        document = documents.unpacked(request.document_zlib, "document_zlib") if request.document_zlib else ""
+        expected = request.expected_revision if request.HasField("expected_revision") else None
+        written = await self._facilities.put(request.document_zlib, document, expected)
+        if written is None:
+            log.info("facility.removed")
+            return registry_pb2.PutFacilityResponse()
+        log.info("facility.put", revision=written.revision, bytes=written.document_bytes)
+        written.ClearField("document_zlib")
+        return registry_pb2.PutFacilityResponse(facility=written)
+
+    async def GetFacility(  # noqa: N802
+        self, request: registry_pb2.GetFacilityRequest, context: Context
+    ) -> registry_pb2.GetFacilityResponse:
+        """The facility as last written."""
+        self._hub.require_synced()
+        return registry_pb2.GetFacilityResponse(facility=await self._facilities.get())
 
     # Leaders
 

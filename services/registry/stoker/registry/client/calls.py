@@ -17,6 +17,7 @@ from stoker.common.backoff import Backoff
 from stoker.common.channels import Channels
 from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, StokerError
 from stoker.common.tls import Tls
+from stoker.registry.core import documents
 
 log = structlog.get_logger(__name__)
 
@@ -98,6 +99,25 @@ class RegistryClient:
         """Ask one replica to drain; returns its assignment as written."""
         request = registry_pb2.DrainReplicaRequest(replica_id=replica_id)
         return (await self._call(lambda stub: stub.DrainReplica, request)).assignment
+
+    async def put_facility(self, document: str, *, expected_revision: int | None = None) -> records_pb2.Facility:
+        """Write the facility file; returns its record without the document. None overwrites, 0 means that there must
+        be none yet.
+
+        FACILITY_CHANGED when someone else was faster; INVALID_REQUEST when it is too large.
+        """
+        small = documents.packed(document)
+        request = registry_pb2.PutFacilityRequest(document_zlib=small, expected_revision=expected_revision)
+        return (await self._call(lambda stub: stub.PutFacility, request)).facility
+
+    async def remove_facility(self, *, expected_revision: int | None = None) -> None:
+        """Take the facility away; planners go by what agents report."""
+        request = registry_pb2.PutFacilityRequest(expected_revision=expected_revision)
+        await self._call(lambda stub: stub.PutFacility, request)
+
+    async def get_facility(self) -> records_pb2.Facility:
+        """The facility as last written; `documents.unpacked` has its file. NOT_FOUND where none was."""
+        return (await self._call(lambda stub: stub.GetFacility, registry_pb2.GetFacilityRequest())).facility
 
     async def set_desired(
         self, fence: common_pb2.Fence, desired: Sequence[records_pb2.Desired], removed: Sequence[str] = ()

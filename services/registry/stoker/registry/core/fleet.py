@@ -59,6 +59,7 @@ class FleetState:
     _members: dict[str, dict[int, records_pb2.MemberStatus]] = field(default_factory=lambda: defaultdict(dict))
     _leaders: dict[str, records_pb2.Leader] = field(default_factory=dict)
     _scaling: dict[str, records_pb2.ScalingHistory] = field(default_factory=dict)
+    _facilities: dict[str, records_pb2.Facility] = field(default_factory=dict)
     _on_node: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _held: dict[str, dict[Key, None]] = field(default_factory=dict)
 
@@ -152,6 +153,10 @@ class FleetState:
                 self._leaders[key.name] = leader
             case Space.SCALING:
                 self._scaling[key.name] = records_pb2.ScalingHistory.FromString(entry.value)
+            case Space.FACILITY:
+                facility = records_pb2.Facility.FromString(entry.value)
+                facility.name, facility.revision = key.name, entry.mod_revision
+                self._facilities[key.name] = facility
         self._touch(key, touched)
 
     def _delete(self, key: Key, touched: _Touched) -> None:
@@ -175,6 +180,8 @@ class FleetState:
                 self._leaders.pop(key.name, None)
             case Space.SCALING:
                 self._scaling.pop(key.name, None)
+            case Space.FACILITY:
+                self._facilities.pop(key.name, None)
         self._touch(key, touched)
 
     def _assign(self, replica_id: str, assignment: records_pb2.Assignment | None, touched: _Touched) -> None:
@@ -244,6 +251,8 @@ class FleetState:
                 return gang.replica_of(assignment, self._members.get(replica_id, {}), self._nodes)
             case (Kind.SCALING, deployment):
                 return self._scaling.get(deployment)
+            case (Kind.FACILITIES, facility):
+                return self._facilities.get(facility)
             case (_, role):
                 return self._leaders.get(role)
 

@@ -21,6 +21,7 @@ class Space(Enum):
     MEMBER = "members"
     LEADER = "leaders"
     SCALING = "scaling"
+    FACILITY = "facilities"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,11 @@ def leader(role: str) -> str:
 def scaling(name: str) -> str:
     """Where what a scaler keeps of a deployment's past is."""
     return str(Key(Space.SCALING, name))
+
+
+def facility() -> str:
+    """Where the facility is, as an operator wrote it."""
+    return str(Key(Space.FACILITY, "current"))
 
 
 def parse(key: str) -> Key | None:

@@ -73,6 +73,11 @@ class FleetView:
         """What scalers keep of the past, by deployment."""
         return cast(Mapping[str, records_pb2.ScalingHistory], self._records[Kind.SCALING])
 
+    @property
+    def facilities(self) -> Mapping[str, records_pb2.Facility]:
+        """The facility by its name, "current", where one was written."""
+        return cast(Mapping[str, records_pb2.Facility], self._records[Kind.FACILITIES])
+
     def snapshot(self, records: Mapping[Name, Record], revision: int) -> Change:
         """Take a whole snapshot, as the difference to what is held; one that is older changes nothing."""
         if revision < self.revision:

@@ -60,7 +60,7 @@ class Interest:
         if kind not in self.kinds:
             return False
         match kind:
-            case Kind.NODES | Kind.LEADERS:
+            case Kind.NODES | Kind.LEADERS | Kind.FACILITIES:
                 return True
             case Kind.ASSIGNMENTS | Kind.REPLICAS:
                 return self.covers_deployment(deployment_of_replica(text))

@@ -16,6 +16,7 @@ Record = (
     | records_pb2.Replica
     | records_pb2.Leader
     | records_pb2.ScalingHistory
+    | records_pb2.Facility
 )
 
 
@@ -29,6 +30,7 @@ class Kind(Enum):
     REPLICAS = "replicas"
     LEADERS = "leaders"
     SCALING = "scaling"
+    FACILITIES = "facilities"
 
 
 Name = tuple[Kind, str]
@@ -41,6 +43,7 @@ TOPICS: Mapping[int, Kind] = {
     registry_pb2.TOPIC_REPLICAS: Kind.REPLICAS,
     registry_pb2.TOPIC_LEADERS: Kind.LEADERS,
     registry_pb2.TOPIC_SCALING: Kind.SCALING,
+    registry_pb2.TOPIC_FACILITY: Kind.FACILITIES,
 }
 
 _NAME_FIELD = {
@@ -51,6 +54,7 @@ _NAME_FIELD = {
     Kind.REPLICAS: "replica_id",
     Kind.LEADERS: "role",
     Kind.SCALING: "deployment",
+    Kind.FACILITIES: "name",
 }
 
 

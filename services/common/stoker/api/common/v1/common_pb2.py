@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from stoker.api.common.v1 import placement_pb2 as stoker_dot_api_dot_common_dot_v1_dot_placement__pb2
 from stoker.api.common.v1 import scaling_pb2 as stoker_dot_api_dot_common_dot_v1_dot_scaling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!stoker/api/common/v1/common.proto\x12\x14stoker.api.common.v1\x1a\"stoker/api/common/v1/scaling.proto\"m\n\x03Gpu\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x12\n\npci_bus_id\x18\x05 \x01(\t\x12\x11\n\tnuma_node\x18\x06 \x01(\x05\"\xa8\x02\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x15\n\rgrpc_endpoint\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\'\n\x04gpus\x18\x05 \x03(\x0b\x32\x19.stoker.api.common.v1.Gpu\x12\x11\n\tcpu_slots\x18\x06 \x01(\r\x12\x0f\n\x07\x65ngines\x18\x07 \x03(\t\x12\x36\n\x06labels\x18\x08 \x03(\x0b\x32&.stoker.api.common.v1.Node.LabelsEntry\x12\x0f\n\x07version\x18\t \x01(\t\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xfe\x04\n\x0e\x44\x65ploymentSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11served_model_name\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x13\n\x0b\x65ngine_args\x18\x05 \x03(\t\x12:\n\x03\x65nv\x18\x06 \x03(\x0b\x32-.stoker.api.common.v1.DeploymentSpec.EnvEntry\x12\x10\n\x08replicas\x18\x07 \x01(\r\x12\x15\n\rgpus_per_node\x18\x08 \x01(\r\x12\x11\n\tgang_size\x18\t \x01(\r\x12(\n\x04role\x18\n \x01(\x0e\x32\x1a.stoker.api.common.v1.Role\x12M\n\rnode_selector\x18\x0b \x03(\x0b\x32\x36.stoker.api.common.v1.DeploymentSpec.NodeSelectorEntry\x12\x19\n\x11startup_timeout_s\x18\x0c \x01(\r\x12\x17\n\x0f\x64rain_timeout_s\x18\r \x01(\r\x12\x19\n\x11max_output_tokens\x18\x0e \x01(\r\x12\x38\n\rlora_adapters\x18\x0f \x03(\x0b\x32!.stoker.api.common.v1.LoraAdapter\x12\x34\n\x07scaling\x18\x10 \x01(\x0b\x32#.stoker.api.common.v1.ScalingPolicy\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x33\n\x11NodeSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\")\n\x0bLoraAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"\'\n\x05\x46\x65nce\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\"u\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12!\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\rB\x17\n\x15_cached_prompt_tokens*J\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_GPU\x10\x01\x12\x0c\n\x08TIER_CPU\x10\x02\x12\x10\n\x0cTIER_STORAGE\x10\x03*N\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_BOTH\x10\x01\x12\x10\n\x0cROLE_PREFILL\x10\x02\x12\x0f\n\x0bROLE_DECODE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!stoker/api/common/v1/common.proto\x12\x14stoker.api.common.v1\x1a$stoker/api/common/v1/placement.proto\x1a\"stoker/api/common/v1/scaling.proto\"m\n\x03Gpu\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x12\n\npci_bus_id\x18\x05 \x01(\t\x12\x11\n\tnuma_node\x18\x06 \x01(\x05\"\xa8\x02\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x15\n\rgrpc_endpoint\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\'\n\x04gpus\x18\x05 \x03(\x0b\x32\x19.stoker.api.common.v1.Gpu\x12\x11\n\tcpu_slots\x18\x06 \x01(\r\x12\x0f\n\x07\x65ngines\x18\x07 \x03(\t\x12\x36\n\x06labels\x18\x08 \x03(\x0b\x32&.stoker.api.common.v1.Node.LabelsEntry\x12\x0f\n\x07version\x18\t \x01(\t\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb8\x05\n\x0e\x44\x65ploymentSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11served_model_name\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x13\n\x0b\x65ngine_args\x18\x05 \x03(\t\x12:\n\x03\x65nv\x18\x06 \x03(\x0b\x32-.stoker.api.common.v1.DeploymentSpec.EnvEntry\x12\x10\n\x08replicas\x18\x07 \x01(\r\x12\x15\n\rgpus_per_node\x18\x08 \x01(\r\x12\x11\n\tgang_size\x18\t \x01(\r\x12(\n\x04role\x18\n \x01(\x0e\x32\x1a.stoker.api.common.v1.Role\x12M\n\rnode_selector\x18\x0b \x03(\x0b\x32\x36.stoker.api.common.v1.DeploymentSpec.NodeSelectorEntry\x12\x19\n\x11startup_timeout_s\x18\x0c \x01(\r\x12\x17\n\x0f\x64rain_timeout_s\x18\r \x01(\r\x12\x19\n\x11max_output_tokens\x18\x0e \x01(\r\x12\x38\n\rlora_adapters\x18\x0f \x03(\x0b\x32!.stoker.api.common.v1.LoraAdapter\x12\x34\n\x07scaling\x18\x10 \x01(\x0b\x32#.stoker.api.common.v1.ScalingPolicy\x12\x38\n\tplacement\x18\x11 \x01(\x0b\x32%.stoker.api.common.v1.PlacementPolicy\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x33\n\x11NodeSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\")\n\x0bLoraAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"\'\n\x05\x46\x65nce\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\"u\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12!\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\rB\x17\n\x15_cached_prompt_tokens*J\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_GPU\x10\x01\x12\x0c\n\x08TIER_CPU\x10\x02\x12\x10\n\x0cTIER_STORAGE\x10\x03*N\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_BOTH\x10\x01\x12\x10\n\x0cROLE_PREFILL\x10\x02\x12\x0f\n\x0bROLE_DECODE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,26 +39,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DEPLOYMENTSPEC_ENVENTRY']._serialized_options = b'8\001'
   _globals['_DEPLOYMENTSPEC_NODESELECTORENTRY']._loaded_options = None
   _globals['_DEPLOYMENTSPEC_NODESELECTORENTRY']._serialized_options = b'8\001'
-  _globals['_TIER']._serialized_start=1349
-  _globals['_TIER']._serialized_end=1423
-  _globals['_ROLE']._serialized_start=1425
-  _globals['_ROLE']._serialized_end=1503
-  _globals['_GPU']._serialized_start=95
-  _globals['_GPU']._serialized_end=204
-  _globals['_NODE']._serialized_start=207
-  _globals['_NODE']._serialized_end=503
-  _globals['_NODE_LABELSENTRY']._serialized_start=458
-  _globals['_NODE_LABELSENTRY']._serialized_end=503
-  _globals['_DEPLOYMENTSPEC']._serialized_start=506
-  _globals['_DEPLOYMENTSPEC']._serialized_end=1144
-  _globals['_DEPLOYMENTSPEC_ENVENTRY']._serialized_start=1049
-  _globals['_DEPLOYMENTSPEC_ENVENTRY']._serialized_end=1091
-  _globals['_DEPLOYMENTSPEC_NODESELECTORENTRY']._serialized_start=1093
-  _globals['_DEPLOYMENTSPEC_NODESELECTORENTRY']._serialized_end=1144
-  _globals['_LORAADAPTER']._serialized_start=1146
-  _globals['_LORAADAPTER']._serialized_end=1187
-  _globals['_FENCE']._serialized_start=1189
-  _globals['_FENCE']._serialized_end=1228
-  _globals['_USAGE']._serialized_start=1230
-  _globals['_USAGE']._serialized_end=1347
+  _globals['_TIER']._serialized_start=1445
+  _globals['_TIER']._serialized_end=1519
+  _globals['_ROLE']._serialized_start=1521
+  _globals['_ROLE']._serialized_end=1599
+  _globals['_GPU']._serialized_start=133
+  _globals['_GPU']._serialized_end=242
+  _globals['_NODE']._serialized_start=245
+  _globals['_NODE']._serialized_end=541
+  _globals['_NODE_LABELSENTRY']._serialized_start=496
+  _globals['_NODE_LABELSENTRY']._serialized_end=541
+  _globals['_DEPLOYMENTSPEC']._serialized_start=544
+  _globals['_DEPLOYMENTSPEC']._serialized_end=1240
+  _globals['_DEPLOYMENTSPEC_ENVENTRY']._serialized_start=1145
+  _globals['_DEPLOYMENTSPEC_ENVENTRY']._serialized_end=1187
+  _globals['_DEPLOYMENTSPEC_NODESELECTORENTRY']._serialized_start=1189
+  _globals['_DEPLOYMENTSPEC_NODESELECTORENTRY']._serialized_end=1240
+  _globals['_LORAADAPTER']._serialized_start=1242
+  _globals['_LORAADAPTER']._serialized_end=1283
+  _globals['_FENCE']._serialized_start=1285
+  _globals['_FENCE']._serialized_end=1324
+  _globals['_USAGE']._serialized_start=1326
+  _globals['_USAGE']._serialized_end=1443
 # @@protoc_insertion_point(module_scope)

@@ -35,6 +35,9 @@ from google.protobuf.internal.enum_type_wrapper import (
 from google.protobuf.message import (
     Message,
 )
+from stoker.api.common.v1.placement_pb2 import (
+    PlacementPolicy,
+)
 from stoker.api.common.v1.scaling_pb2 import (
     ScalingPolicy,
 )
@@ -264,6 +267,7 @@ class DeploymentSpec(Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: int
     LORA_ADAPTERS_FIELD_NUMBER: int
     SCALING_FIELD_NUMBER: int
+    PLACEMENT_FIELD_NUMBER: int
     name: str
     """Unique name, [a-z0-9-], at most 63 characters."""
     model: str
@@ -306,6 +310,10 @@ class DeploymentSpec(Message):
     def scaling(self) -> ScalingPolicy:
         """How the count is found; unset: it is `replicas`. A change of it restarts nothing."""
 
+    @property
+    def placement(self) -> PlacementPolicy:
+        """Where replicas may and should be; unset: anywhere that they fit. A change of it restarts nothing."""
+
     def __init__(
         self,
         *,
@@ -325,9 +333,10 @@ class DeploymentSpec(Message):
         max_output_tokens: int = ...,
         lora_adapters: Iterable[LoraAdapter] | None = ...,
         scaling: ScalingPolicy | None = ...,
+        placement: PlacementPolicy | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["scaling", b"scaling"]) -> bool: ...
-    def ClearField(self, field_name: Literal["drain_timeout_s", b"drain_timeout_s", "engine", b"engine", "engine_args", b"engine_args", "env", b"env", "gang_size", b"gang_size", "gpus_per_node", b"gpus_per_node", "lora_adapters", b"lora_adapters", "max_output_tokens", b"max_output_tokens", "model", b"model", "name", b"name", "node_selector", b"node_selector", "replicas", b"replicas", "role", b"role", "scaling", b"scaling", "served_model_name", b"served_model_name", "startup_timeout_s", b"startup_timeout_s"]) -> None: ...
+    def HasField(self, field_name: Literal["placement", b"placement", "scaling", b"scaling"]) -> bool: ...
+    def ClearField(self, field_name: Literal["drain_timeout_s", b"drain_timeout_s", "engine", b"engine", "engine_args", b"engine_args", "env", b"env", "gang_size", b"gang_size", "gpus_per_node", b"gpus_per_node", "lora_adapters", b"lora_adapters", "max_output_tokens", b"max_output_tokens", "model", b"model", "name", b"name", "node_selector", b"node_selector", "placement", b"placement", "replicas", b"replicas", "role", b"role", "scaling", b"scaling", "served_model_name", b"served_model_name", "startup_timeout_s", b"startup_timeout_s"]) -> None: ...
 
 @final
 class LoraAdapter(Message):

@@ -561,6 +561,45 @@ class Successor(Message):
     def ClearField(self, field_name: Literal["agent_endpoint", b"agent_endpoint", "replica_id", b"replica_id"]) -> None: ...
 
 @final
+class Facility(Message):
+    """facilities/{name}: what there is to place on, as an operator wrote it. There is one, named "current"."""
+
+    DESCRIPTOR: Descriptor
+
+    NAME_FIELD_NUMBER: int
+    DOCUMENT_ZLIB_FIELD_NUMBER: int
+    DOCUMENT_BYTES_FIELD_NUMBER: int
+    SHA256_FIELD_NUMBER: int
+    WRITTEN_AT_FIELD_NUMBER: int
+    REVISION_FIELD_NUMBER: int
+    name: str
+    """Its key's name."""
+    document_zlib: bytes
+    """The facility file: YAML or JSON in UTF-8, compressed by zlib, at most 1 MiB; at most 16 MiB once inflated."""
+    document_bytes: int
+    """Length of the document, not compressed."""
+    sha256: str
+    """SHA-256 of the document, not compressed, in hexadecimal."""
+    revision: int
+    """etcd revision at which it was written. Filled by the registry on reading."""
+    @property
+    def written_at(self) -> Timestamp:
+        """When it was written."""
+
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+        document_zlib: bytes = ...,
+        document_bytes: int = ...,
+        sha256: str = ...,
+        written_at: Timestamp | None = ...,
+        revision: int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["written_at", b"written_at"]) -> bool: ...
+    def ClearField(self, field_name: Literal["document_bytes", b"document_bytes", "document_zlib", b"document_zlib", "name", b"name", "revision", b"revision", "sha256", b"sha256", "written_at", b"written_at"]) -> None: ...
+
+@final
 class GangMember(Message):
     """One node of a gang."""
 

@@ -48,6 +48,7 @@ from stoker.api.registry.v1.records_pb2 import (
     Assignment,
     Deployment,
     Desired,
+    Facility,
     Leader,
     MemberStatus,
     Replica,
@@ -92,6 +93,8 @@ class _TopicEnumTypeWrapper(_EnumTypeWrapper[_Topic.ValueType], type):
     """Demand that routers see."""
     TOPIC_SCALING: _Topic.ValueType  # 11
     """What scalers keep of the past."""
+    TOPIC_FACILITY: _Topic.ValueType  # 12
+    """The facility."""
 
 class Topic(_Topic, metaclass=_TopicEnumTypeWrapper):
     """What a watcher wants to hear of."""
@@ -120,6 +123,8 @@ TOPIC_DEMAND: Topic.ValueType  # 10
 """Demand that routers see."""
 TOPIC_SCALING: Topic.ValueType  # 11
 """What scalers keep of the past."""
+TOPIC_FACILITY: Topic.ValueType  # 12
+"""The facility."""
 
 @final
 class ReportRequest(Message):
@@ -1046,6 +1051,7 @@ class Records(Message):
     REPLICAS_FIELD_NUMBER: int
     LEADERS_FIELD_NUMBER: int
     SCALING_FIELD_NUMBER: int
+    FACILITIES_FIELD_NUMBER: int
     revision: int
     """etcd revision they reflect."""
     @property
@@ -1076,6 +1082,10 @@ class Records(Message):
     def scaling(self) -> RepeatedCompositeFieldContainer[ScalingHistory]:
         """What scalers keep of the past."""
 
+    @property
+    def facilities(self) -> RepeatedCompositeFieldContainer[Facility]:
+        """The facility, if there is one."""
+
     def __init__(
         self,
         *,
@@ -1087,8 +1097,9 @@ class Records(Message):
         replicas: Iterable[Replica] | None = ...,
         leaders: Iterable[Leader] | None = ...,
         scaling: Iterable[ScalingHistory] | None = ...,
+        facilities: Iterable[Facility] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["assignments", b"assignments", "deployments", b"deployments", "desired", b"desired", "leaders", b"leaders", "nodes", b"nodes", "replicas", b"replicas", "revision", b"revision", "scaling", b"scaling"]) -> None: ...
+    def ClearField(self, field_name: Literal["assignments", b"assignments", "deployments", b"deployments", "desired", b"desired", "facilities", b"facilities", "leaders", b"leaders", "nodes", b"nodes", "replicas", b"replicas", "revision", b"revision", "scaling", b"scaling"]) -> None: ...
 
 @final
 class Removals(Message):
@@ -1104,6 +1115,7 @@ class Removals(Message):
     REPLICAS_FIELD_NUMBER: int
     LEADERS_FIELD_NUMBER: int
     SCALING_FIELD_NUMBER: int
+    FACILITIES_FIELD_NUMBER: int
     revision: int
     """etcd revision they reflect."""
     @property
@@ -1134,6 +1146,10 @@ class Removals(Message):
     def scaling(self) -> RepeatedScalarFieldContainer[str]:
         """Deployments of whose past nothing is kept any more."""
 
+    @property
+    def facilities(self) -> RepeatedScalarFieldContainer[str]:
+        """The facility's name, where it went."""
+
     def __init__(
         self,
         *,
@@ -1145,8 +1161,9 @@ class Removals(Message):
         replicas: Iterable[str] | None = ...,
         leaders: Iterable[str] | None = ...,
         scaling: Iterable[str] | None = ...,
+        facilities: Iterable[str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["assignments", b"assignments", "deployments", b"deployments", "desired", b"desired", "leaders", b"leaders", "nodes", b"nodes", "replicas", b"replicas", "revision", b"revision", "scaling", b"scaling"]) -> None: ...
+    def ClearField(self, field_name: Literal["assignments", b"assignments", "deployments", b"deployments", "desired", b"desired", "facilities", b"facilities", "leaders", b"leaders", "nodes", b"nodes", "replicas", b"replicas", "revision", b"revision", "scaling", b"scaling"]) -> None: ...
 
 @final
 class SnapshotEnd(Message):
@@ -1231,7 +1248,7 @@ class GetFleetResponse(Message):
     FRESHNESS_FIELD_NUMBER: int
     @property
     def records(self) -> Records:
-        """All records, but for what scalers keep of the past."""
+        """All records, but for what scalers keep of the past, and the facility."""
 
     @property
     def loads(self) -> RepeatedCompositeFieldContainer[ReplicaLoad]:
@@ -1527,6 +1544,79 @@ class DrainReplicaResponse(Message):
     def ClearField(self, field_name: Literal["assignment", b"assignment"]) -> None: ...
 
 @final
+class PutFacilityRequest(Message):
+    """Writes the facility."""
+
+    DESCRIPTOR: Descriptor
+
+    DOCUMENT_ZLIB_FIELD_NUMBER: int
+    EXPECTED_REVISION_FIELD_NUMBER: int
+    document_zlib: bytes
+    """The facility file, compressed by zlib: at most 1 MiB, 16 MiB once inflated. Its content is for planners to judge:
+    `PlannerService.Validate` does before it is written. Empty: the facility goes, and planners go by what agents
+    report.
+    """
+    expected_revision: int
+    """Revision that the caller has seen, 0 where there must be none yet; unset overwrites whatever is there."""
+    def __init__(
+        self,
+        *,
+        document_zlib: bytes = ...,
+        expected_revision: int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_expected_revision", b"_expected_revision", "expected_revision", b"expected_revision"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_expected_revision", b"_expected_revision", "document_zlib", b"document_zlib", "expected_revision", b"expected_revision"]) -> None: ...
+    def WhichOneof(self, oneof_group: Literal["_expected_revision", b"_expected_revision"]) -> Literal["expected_revision"] | None: ...
+
+@final
+class PutFacilityResponse(Message):
+    """The facility as written."""
+
+    DESCRIPTOR: Descriptor
+
+    FACILITY_FIELD_NUMBER: int
+    @property
+    def facility(self) -> Facility:
+        """The facility, without its document; unset where it went."""
+
+    def __init__(
+        self,
+        *,
+        facility: Facility | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["facility", b"facility"]) -> bool: ...
+    def ClearField(self, field_name: Literal["facility", b"facility"]) -> None: ...
+
+@final
+class GetFacilityRequest(Message):
+    """Asks for the facility."""
+
+    DESCRIPTOR: Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+@final
+class GetFacilityResponse(Message):
+    """The facility."""
+
+    DESCRIPTOR: Descriptor
+
+    FACILITY_FIELD_NUMBER: int
+    @property
+    def facility(self) -> Facility:
+        """The facility."""
+
+    def __init__(
+        self,
+        *,
+        facility: Facility | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["facility", b"facility"]) -> bool: ...
+    def ClearField(self, field_name: Literal["facility", b"facility"]) -> None: ...
+
+@final
 class SetDesiredRequest(Message):
     """Writes desired counts."""
 
@@ -1632,7 +1722,7 @@ class ApplyAssignmentsRequest(Message):
     DECIDED_AT_FIELD_NUMBER: int
     decided_at: int
     """Revision of the view this was decided on. Where one of these assignments was changed since, by an operator who
-    drains it, say, nothing is written (CONFLICT). 0: not compared.
+    drains it, say, or the facility was, nothing is written (CONFLICT). 0: not compared.
     """
     @property
     def fence(self) -> Fence:

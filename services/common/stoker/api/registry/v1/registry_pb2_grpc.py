@@ -90,6 +90,16 @@ class RegistryServiceStub(object):
                 request_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.DrainReplicaRequest.SerializeToString,
                 response_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.DrainReplicaResponse.FromString,
                 _registered_method=True)
+        self.PutFacility = channel.unary_unary(
+                '/stoker.api.registry.v1.RegistryService/PutFacility',
+                request_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.PutFacilityRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.PutFacilityResponse.FromString,
+                _registered_method=True)
+        self.GetFacility = channel.unary_unary(
+                '/stoker.api.registry.v1.RegistryService/GetFacility',
+                request_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.GetFacilityRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.GetFacilityResponse.FromString,
+                _registered_method=True)
         self.SetDesired = channel.unary_unary(
                 '/stoker.api.registry.v1.RegistryService/SetDesired',
                 request_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.SetDesiredRequest.SerializeToString,
@@ -208,6 +218,21 @@ class RegistryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutFacility(self, request, context):
+        """Writes the facility. Nothing that runs is stopped for it. FAILED_PRECONDITION (FACILITY_CHANGED) where the caller
+        has not seen what is there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetFacility(self, request, context):
+        """The facility as last written; NOT_FOUND where none was.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetDesired(self, request, context):
         """Writes desired counts. Fenced.
         """
@@ -307,6 +332,16 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.DrainReplica,
                     request_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.DrainReplicaRequest.FromString,
                     response_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.DrainReplicaResponse.SerializeToString,
+            ),
+            'PutFacility': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutFacility,
+                    request_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.PutFacilityRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.PutFacilityResponse.SerializeToString,
+            ),
+            'GetFacility': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFacility,
+                    request_deserializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.GetFacilityRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.GetFacilityResponse.SerializeToString,
             ),
             'SetDesired': grpc.unary_unary_rpc_method_handler(
                     servicer.SetDesired,
@@ -637,6 +672,60 @@ class RegistryService(object):
             '/stoker.api.registry.v1.RegistryService/DrainReplica',
             stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.DrainReplicaRequest.SerializeToString,
             stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.DrainReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutFacility(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.registry.v1.RegistryService/PutFacility',
+            stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.PutFacilityRequest.SerializeToString,
+            stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.PutFacilityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFacility(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.registry.v1.RegistryService/GetFacility',
+            stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.GetFacilityRequest.SerializeToString,
+            stoker_dot_api_dot_registry_dot_v1_dot_registry__pb2.GetFacilityResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -201,6 +201,38 @@ _RegistryServiceDrainReplicaType = typing_extensions.TypeVar(
     ],
 )
 
+_RegistryServicePutFacilityType = typing_extensions.TypeVar(
+    '_RegistryServicePutFacilityType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.PutFacilityRequest,
+        stoker.api.registry.v1.registry_pb2.PutFacilityResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.PutFacilityRequest,
+        stoker.api.registry.v1.registry_pb2.PutFacilityResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.PutFacilityRequest,
+        stoker.api.registry.v1.registry_pb2.PutFacilityResponse,
+    ],
+)
+
+_RegistryServiceGetFacilityType = typing_extensions.TypeVar(
+    '_RegistryServiceGetFacilityType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.GetFacilityRequest,
+        stoker.api.registry.v1.registry_pb2.GetFacilityResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.GetFacilityRequest,
+        stoker.api.registry.v1.registry_pb2.GetFacilityResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.GetFacilityRequest,
+        stoker.api.registry.v1.registry_pb2.GetFacilityResponse,
+    ],
+)
+
 _RegistryServiceSetDesiredType = typing_extensions.TypeVar(
     '_RegistryServiceSetDesiredType',
     grpc.UnaryUnaryMultiCallable[
@@ -297,7 +329,7 @@ _RegistryServiceResignLeadershipType = typing_extensions.TypeVar(
     ],
 )
 
-class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistryServiceWatchType, _RegistryServiceAnnounceType, _RegistryServiceGetFleetType, _RegistryServicePutDeploymentType, _RegistryServiceDeleteDeploymentType, _RegistryServiceScaleDeploymentType, _RegistryServiceSetScalingPolicyType, _RegistryServicePauseScalingType, _RegistryServiceDrainNodeType, _RegistryServiceDrainReplicaType, _RegistryServiceSetDesiredType, _RegistryServiceSetScalingHistoryType, _RegistryServiceApplyAssignmentsType, _RegistryServiceAcquireLeadershipType, _RegistryServiceRenewLeadershipType, _RegistryServiceResignLeadershipType]):
+class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistryServiceWatchType, _RegistryServiceAnnounceType, _RegistryServiceGetFleetType, _RegistryServicePutDeploymentType, _RegistryServiceDeleteDeploymentType, _RegistryServiceScaleDeploymentType, _RegistryServiceSetScalingPolicyType, _RegistryServicePauseScalingType, _RegistryServiceDrainNodeType, _RegistryServiceDrainReplicaType, _RegistryServicePutFacilityType, _RegistryServiceGetFacilityType, _RegistryServiceSetDesiredType, _RegistryServiceSetScalingHistoryType, _RegistryServiceApplyAssignmentsType, _RegistryServiceAcquireLeadershipType, _RegistryServiceRenewLeadershipType, _RegistryServiceResignLeadershipType]):
     """The one meeting place of all services."""
 
     @typing.overload
@@ -345,6 +377,14 @@ class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistrySe
         grpc.UnaryUnaryMultiCallable[
             stoker.api.registry.v1.registry_pb2.DrainReplicaRequest,
             stoker.api.registry.v1.registry_pb2.DrainReplicaResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.PutFacilityRequest,
+            stoker.api.registry.v1.registry_pb2.PutFacilityResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.GetFacilityRequest,
+            stoker.api.registry.v1.registry_pb2.GetFacilityResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
@@ -419,6 +459,14 @@ class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistrySe
             stoker.api.registry.v1.registry_pb2.DrainReplicaResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.PutFacilityRequest,
+            stoker.api.registry.v1.registry_pb2.PutFacilityResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.registry.v1.registry_pb2.GetFacilityRequest,
+            stoker.api.registry.v1.registry_pb2.GetFacilityResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
             stoker.api.registry.v1.registry_pb2.SetDesiredResponse,
         ],
@@ -485,6 +533,14 @@ class RegistryServiceStub(typing.Generic[_RegistryServiceReportType, _RegistrySe
     DrainReplica: _RegistryServiceDrainReplicaType
     """Asks one replica to drain; the planner replaces it where the count demands."""
 
+    PutFacility: _RegistryServicePutFacilityType
+    """Writes the facility. Nothing that runs is stopped for it. FAILED_PRECONDITION (FACILITY_CHANGED) where the caller
+    has not seen what is there.
+    """
+
+    GetFacility: _RegistryServiceGetFacilityType
+    """The facility as last written; NOT_FOUND where none was."""
+
     SetDesired: _RegistryServiceSetDesiredType
     """Writes desired counts. Fenced."""
 
@@ -547,6 +603,14 @@ RegistryServiceAsyncStub: typing_extensions.TypeAlias = RegistryServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         stoker.api.registry.v1.registry_pb2.DrainReplicaRequest,
         stoker.api.registry.v1.registry_pb2.DrainReplicaResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.PutFacilityRequest,
+        stoker.api.registry.v1.registry_pb2.PutFacilityResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.registry.v1.registry_pb2.GetFacilityRequest,
+        stoker.api.registry.v1.registry_pb2.GetFacilityResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         stoker.api.registry.v1.registry_pb2.SetDesiredRequest,
@@ -672,6 +736,24 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[stoker.api.registry.v1.registry_pb2.DrainReplicaResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.DrainReplicaResponse]]:
         """Asks one replica to drain; the planner replaces it where the count demands."""
+
+    @abc.abstractmethod
+    def PutFacility(
+        self,
+        request: stoker.api.registry.v1.registry_pb2.PutFacilityRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.PutFacilityResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.PutFacilityResponse]]:
+        """Writes the facility. Nothing that runs is stopped for it. FAILED_PRECONDITION (FACILITY_CHANGED) where the caller
+        has not seen what is there.
+        """
+
+    @abc.abstractmethod
+    def GetFacility(
+        self,
+        request: stoker.api.registry.v1.registry_pb2.GetFacilityRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.registry.v1.registry_pb2.GetFacilityResponse, collections.abc.Awaitable[stoker.api.registry.v1.registry_pb2.GetFacilityResponse]]:
+        """The facility as last written; NOT_FOUND where none was."""
 
     @abc.abstractmethod
     def SetDesired(
