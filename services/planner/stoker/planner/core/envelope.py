@@ -1,0 +1,114 @@
+"""Capacity from the envelope down: how many racks, nodes and GPUs a facility powers, cools, holds and connects.
+
+A facility is filled node by node until something runs out, and what ran out is the answer's other half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stoker.planner.core.facility.values import Facility
+from stoker.planner.core.filling import Filling, Room
+from stoker.planner.core.limits import UNITS, Kind, Limit, Scope
+from stoker.planner.core.ordering import natural
+from stoker.planner.core.units import Watts
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """A facility as full as it goes.
+
+    `racks` are those with nodes, `power` is what all racks draw at the most, their switches included.
+    `nodes_per_rack`, `gpus_per_rack` and `u_used` are those of the fullest rack. `added` of the `nodes` do not stand
+    there yet. `binding` is what keeps the next one out, None where nothing was to be added. `limits` are those of the
+    fullest rack, the tightest of the feeds above it, and those of its site. `cost_per_hour` is of nodes and energy,
+    None where no price is known.
+    """
+
+    fill: str
+    facility: Facility
+    racks: int
+    nodes: int
+    added: int
+    gpus: int
+    nodes_per_rack: int
+    gpus_per_rack: int
+    u_used: int
+    power: Watts
+    binding: Limit | None
+    limits: tuple[Limit, ...]
+    cost_per_hour: float | None
+
+    def tokens_per_joule(self, rates: Mapping[str, float]) -> float | None:
+        """Tokens for each joule that the racks draw at the most; `rates` are tokens/s of one GPU, by GPU type.
+
+        None where a type with GPUs has no rate: the sum would be of something else than the racks.
+        """
+        types = self.facility.node_types
+        gpus = [types[node.type] for node in self.facility.nodes.values() if types[node.type].gpus]
+        if not gpus or not self.power or any(kind.gpu not in rates for kind in gpus):
+            return None
+        return sum(kind.gpus * rates[kind.gpu] for kind in gpus) / self.power
+
+
+def capacity(facility: Facility, fill: str = "") -> Capacity:
+    """Fills the facility's envelopes and the racks that have a `fill`, or all racks where the facility says neither.
+
+    `fill` names a node type to fill them with, or a rack type to set envelopes up as, in place of what the facility
+    says; where nothing says, it is the commonest node type. Raises InvalidRequest where an envelope has no end.
+    """
+    filling = Filling(facility, fill)
+    filling.fill()
+    fullest = max(filling.rooms, key=lambda room: room.nodes, default=None)
+    filled = filling.facility()
+    return Capacity(
+        fill=filling.what,
+        facility=filled,
+        racks=sum(room.nodes > 0 for room in filling.rooms),
+        nodes=len(filled.nodes),
+        added=len(filled.nodes) - len(facility.nodes),
+        gpus=sum(room.gpus for room in filling.rooms),
+        nodes_per_rack=fullest.nodes if fullest else 0,
+        gpus_per_rack=fullest.gpus if fullest else 0,
+        u_used=fullest.elevation.used if fullest else 0,
+        power=filling.power(),
+        binding=filling.binding(),
+        limits=filling.limits(fullest) if fullest else (),
+        cost_per_hour=_cost(filled, filling.rooms),
+    )
+
+
+def candidates(facility: Facility) -> tuple[str, ...]:
+    """Types worth comparing: nodes with GPUs, and racks that come with nodes, whose nodes are no answer alone."""
+    whole = {name for name, rack in facility.rack_types.items() if rack.nodes}
+    inside = {node for name in whole for node in facility.rack_types[name].nodes}
+    single = {name for name, node in facility.node_types.items() if node.gpus and name not in inside}
+    return tuple(sorted(single | (whole if facility.envelopes else set()), key=natural))
+
+
+def in_words(limit: Limit, what: str) -> str:
+    """Why one more `what` does not go in: "a further dgx-h100 in rack r1 takes power to 20.4 kW of 15 kW"."""
+    place = f"{limit.scope.value} {limit.at}"
+    after = f" after the loss of {limit.lost}" if limit.lost else ""
+    need, has = amount(limit.kind, limit.used + limit.each), amount(limit.kind, limit.available)
+    if limit.kind is Kind.SPACE and limit.left >= limit.each:
+        return f"a further {what} needs {limit.each:g} U in one piece, and none is free in {place}"
+    if limit.lost and not limit.available and limit.scope is Scope.RACK:
+        return f"{place} shall live through the loss of {limit.lost}, and has no other feed"
+    return f"with one more {what}, {place} needs {need} of {limit.kind.value} and has {has}{after}"
+
+
+def amount(kind: Kind, value: float) -> str:
+    """A figure with its unit, power in kW."""
+    if UNITS[kind] == "W":
+        return f"{value / 1e3:,.4g} kW" if abs(value) < 1e6 else f"{value / 1e3:,.0f} kW"
+    return f"{value:,.0f} {UNITS[kind]}"
+
+
+def _cost(facility: Facility, rooms: list[Room]) -> float | None:
+    total = 0.0
+    for room in rooms:
+        site = facility.sites[room.rack.site]
+        total += room.cost_per_hour * site.cost_factor + room.drawn / 1e3 * site.cost_per_kwh
+    return total or None
