@@ -12,7 +12,7 @@ import yaml
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stoker.api.common.v1 import common_pb2, scaling_pb2
-from stoker.common.errors import Code, StokerError
+from stoker.common import yaml_file
 from stoker.registry.core import placement, scaling
 from stoker.registry.core.validation import Limits, Violations
 
@@ -33,10 +33,10 @@ class _Reader:
     """Turns YAML nodes into values and gathers what is wrong on the way."""
 
     def __init__(self) -> None:
-        self.mistakes: list[tuple[int, str]] = []
+        self.mistakes = yaml_file.Mistakes()
 
     def wrong(self, node: yaml.Node, what: str) -> None:
-        self.mistakes.append((node.start_mark.line + 1, what))
+        self.mistakes.add(node, what)
 
     def message(self, node: yaml.Node, descriptor: Descriptor) -> dict[str, Any]:
         """A mapping, as the fields of a message."""
@@ -125,74 +125,41 @@ class _Reader:
 
 def read(path: Path) -> common_pb2.DeploymentSpec:
     """The deployment in a file. Raises StokerError naming the file and every line at fault."""
-    return parse(_text(path), str(path))
+    return parse(yaml_file.text(path, _MAX_BYTES), str(path))
 
 
 def read_policy(path: Path) -> scaling_pb2.ScalingPolicy:
     """The scaling policy in a file, as a deployment's `scaling` states it. Raises StokerError as `read` does."""
-    return parse_policy(_text(path), str(path))
-
-
-def _text(path: Path) -> str:
-    try:
-        size = path.stat().st_size
-        text = path.read_text(encoding="utf-8") if size <= _MAX_BYTES else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise _bad(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no UTF-8 text'}") from error
-    if text is None:
-        raise _bad(f"{path} has {size} bytes; a file has at most {_MAX_BYTES}")
-    return text
+    return parse_policy(yaml_file.text(path, _MAX_BYTES), str(path))
 
 
 def parse(text: str, source: str) -> common_pb2.DeploymentSpec:
     """The deployment in a text; `source` names it in errors."""
-    node = _composed(text, source, "at least name, model, engine and replicas")
+    node = yaml_file.composed(text, source, "at least name, model, engine and replicas")
     reader = _Reader()
     values = reader.message(node, common_pb2.DeploymentSpec.DESCRIPTOR)
     if isinstance(node, yaml.MappingNode):
         _check(reader, node, values)
-    _refuse(reader, source)
+    reader.mistakes.refuse()
     spec = common_pb2.DeploymentSpec(**values)
     if spec.HasField("scaling"):
         _check_policy(reader, node, spec.scaling, "scaling")
     if spec.HasField("placement"):
         _tell(reader, node, placement.policy("placement", spec.placement, spec))
-    _refuse(reader, source)
+    reader.mistakes.refuse()
     return spec
 
 
 def parse_policy(text: str, source: str, *, lines: bool = True) -> scaling_pb2.ScalingPolicy:
     """The scaling policy in a text; `source` names it in errors, without `lines` where nobody wrote any."""
-    node = _composed(text, source, "at least a kind")
+    node = yaml_file.composed(text, source, "at least a kind")
     reader = _Reader()
     values = reader.message(node, scaling_pb2.ScalingPolicy.DESCRIPTOR)
-    _refuse(reader, source, lines=lines)
+    reader.mistakes.refuse(lines=lines)
     policy = scaling_pb2.ScalingPolicy(**values)
     _check_policy(reader, node, policy, "")
-    _refuse(reader, source, lines=lines)
+    reader.mistakes.refuse(lines=lines)
     return policy
-
-
-def _composed(text: str, source: str, needs: str) -> yaml.Node:
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise _bad(f"{source}:{line}: no valid YAML: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise _bad(f"{source}: no valid YAML: {error}") from error
-    if node is None:
-        raise _bad(f"{source} is empty; it needs {needs}")
-    return node
-
-
-def _refuse(reader: _Reader, source: str, *, lines: bool = True) -> None:
-    """Raises StokerError where something was wrong."""
-    if reader.mistakes:
-        told = (
-            f"{source}:{line}: {what}" if lines else f"{source}: {what}" for line, what in sorted(reader.mistakes)
-        )
-        raise _bad("\n".join(told))
 
 
 def _check_policy(reader: _Reader, root: yaml.Node, policy: scaling_pb2.ScalingPolicy, at: str) -> None:
@@ -234,7 +201,3 @@ def _check(reader: _Reader, root: yaml.MappingNode, values: dict[str, Any]) -> N
     if engine and engine not in _ENGINES:
         reader.wrong(at["engine"], f"engine: {engine!r} is none of {', '.join(_ENGINES)}")
     values.setdefault("replicas", 1)
-
-
-def _bad(message: str) -> StokerError:
-    return StokerError(message, reason="BAD_FILE", code=Code.INVALID_ARGUMENT)

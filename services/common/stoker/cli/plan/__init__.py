@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import typer
 
+from stoker.cli.plan import facility
+
 app = typer.Typer(
     help="Plan capacity and placements: what a facility can power, what a model needs, which GPUs each replica gets.",
     no_args_is_help=True,
@@ -16,3 +18,6 @@ app = typer.Typer(
 @app.callback()
 def _common() -> None:
     pass
+
+
+facility.add_to(app)

@@ -1,0 +1,82 @@
+"""YAML files that people write: read within bounds, every mistake told with file and line, all of them at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from stoker.common.errors import Code, StokerError
+
+
+class Mistakes:
+    """What is wrong in a file, gathered while it is read."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, int, str]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._told)
+
+    def add(self, node: yaml.Node, what: str) -> None:
+        """Note `what` at the line of `node`, in the file that it came from."""
+        self._told.add((str(node.start_mark.name), node.start_mark.line + 1, what))
+
+    def refuse(self, *, lines: bool = True) -> None:
+        """Raise StokerError (BAD_FILE), a line for each mistake, if there is any; without `lines` where nobody wrote
+        any."""
+        if self._told:
+            told = sorted(self._told)
+            whole = [f"{source}:{line}: {what}" if lines else f"{source}: {what}" for source, line, what in told]
+            raise bad("\n".join(whole))
+
+
+def text(path: Path, most_bytes: int) -> str:
+    """What is in a file of UTF-8. Raises StokerError (BAD_FILE) where it cannot be read or is larger than that."""
+    try:
+        size = path.stat().st_size
+        content = path.read_text(encoding="utf-8") if size <= most_bytes else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise bad(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no UTF-8 text'}") from error
+    if content is None:
+        raise bad(f"{path} has {size} bytes; a file has at most {most_bytes}")
+    return content
+
+
+class _WithoutAliases(yaml.SafeLoader):
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not read in this file", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+
+def composed(content: str, source: str, needs: str, *, aliases: bool = True) -> yaml.Node:
+    """The nodes of a YAML text; `source` names it in them, `needs` says what an empty one lacks.
+
+    Without `aliases` they are a tree, no larger than the text.
+    """
+    try:
+        loader = (yaml.SafeLoader if aliases else _WithoutAliases)(content)
+        loader.name = source
+        try:
+            node = loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise bad(f"{source}:{line}: no valid YAML: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise bad(f"{source}: no valid YAML: {error}") from error
+    except (ValueError, OverflowError) as error:  # an escape that names no character
+        raise bad(f"{source}: no valid YAML: {error}") from error
+    except RecursionError:
+        raise bad(f"{source}: nested too deep; a file of settings has a dozen levels") from None
+    if node is None:
+        raise bad(f"{source} is empty; it needs {needs}")
+    return node
+
+
+def bad(message: str) -> StokerError:
+    """The error for a file that cannot be used."""
+    return StokerError(message, reason="BAD_FILE", code=Code.INVALID_ARGUMENT)
