@@ -43,23 +43,6 @@ class Measured(NamedTuple):
     warmed: int
 
 
-class _Overheard(Digester):
-    """Digests that reach the scaler as well."""
-
-    def __init__(
-        self, engine: Engine, sites: Sequence[RouterSite], clock: Clock, delays: Delays, warmth: Warmth
-    ) -> None:
-        super().__init__(engine, sites, clock, delays)
-        self._warmth = warmth
-
-    def _deliver(self, delta: Delta) -> None:
-        super()._deliver(delta)
-        for keys in delta.stored.values():
-            self._warmth.stored(self._engine.name, keys, self._clock.now)
-        for keys in delta.removed.values():
-            self._warmth.removed(self._engine.name, keys, self._clock.now)
-
-
 class World:
     """A fleet under traffic, and what its scaler knows of it."""
 
@@ -75,13 +58,20 @@ class World:
         self.engines = {name: Engine(name, hardware, self.clock, machine, self.outcome) for name in names}
         for number, engine in enumerate(self.engines.values(), 1):
             self.site.fleet.put(announced(engine))
-            digester = _Overheard(engine, [self.site], self.clock, delays, self.warmth)
+            digester = Digester(engine, [self.site], self.clock, delays, self._overheard)
             reporter = Reporter(engine, [self.site], self.clock, delays, config.kv_weight)
             self.clock.after(delays.digest_every_s * number / REPLICAS, digester.tick)
             self.clock.after(delays.report_every_s * number / REPLICAS, reporter.tick)
         self._desk = Desk(self.engines, [self.site], None, self.clock, delays, self)
         self._jobs = list(reversed(jobs))
         self._next()
+
+    def _overheard(self, replica: str, delta: Delta) -> None:
+        """What digests tell reaches the scaler as well."""
+        for keys in delta.stored.values():
+            self.warmth.stored(replica, keys, self.clock.now)
+        for keys in delta.removed.values():
+            self.warmth.removed(replica, keys, self.clock.now)
 
     def _next(self) -> None:
         if self._jobs:

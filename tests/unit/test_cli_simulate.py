@@ -37,6 +37,7 @@ def test_json_and_a_drawing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     found = json.loads(capsys.readouterr().out)
     assert found["simulated"]["trace"] == "azure.csv"
     assert found["simulated"]["hardware"]["block_size"] == 512
+    assert found["simulated"]["victims"] == "warm"
     assert [row["policy"] for row in found["rows"]] == ["fixed:2", "concurrency:target=4"]
     fixed = found["rows"][0]
     assert (fixed["requests"], fixed["refused"], fixed["attainment"], fixed["changes"]) == (120, 0, 1.0, [])
@@ -49,6 +50,7 @@ def test_json_and_a_drawing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_the_same_again_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["simulate", "--trace", str(trace(tmp_path)), "--format", "azure", "--load", "2.5", "--seed", "9"]
+    arguments += ["--victims", "random"]
     shown = []
     for _ in range(2):
         assert _run([*arguments, "--policy", "concurrency:target=1", "-o", "json"]) == 0

@@ -49,8 +49,9 @@ def test_a_replica_that_drains_costs_until_its_last_request_has_ended() -> None:
             made.ended("model-1")
 
     def send() -> None:
-        made.sent("model-1")
-        engine.submit(Job(5.0, (), 2_000, 300, own_blocks=5), done, clock.now)
+        job = Job(5.0, (), 2_000, 300, own_blocks=5)
+        made.sent("model-1", job)
+        engine.submit(job, done, clock.now)
 
     clock.after(5.0, send)
     clock.after(6.0, partial(made.remove, ("model-1",)))

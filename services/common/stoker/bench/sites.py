@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -147,11 +147,20 @@ class Announcements:
 class Digester:
     """A node agent's digest of one replica: gathers changes, delivers them in order to every router."""
 
-    def __init__(self, engine: Engine, sites: Sequence[RouterSite], clock: Clock, delays: Delays) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        sites: Sequence[RouterSite],
+        clock: Clock,
+        delays: Delays,
+        told: Callable[[str, Delta], None] = lambda replica, delta: None,
+    ) -> None:
+        """`told` hears of each change when the routers do."""
         self._engine = engine
         self._sites = sites
         self._clock = clock
         self._delays = delays
+        self._told = told
         self._sequence = 1
         self._held: set[int] = set()
         self._digest = 0
@@ -190,6 +199,7 @@ class Digester:
             if self._engine.name in site.fleet.replicas:
                 result = site.fleet.delta(self._engine.name, delta, self._clock.now)
                 assert result is Sync.APPLIED, result  # noqa: S101
+        self._told(self._engine.name, delta)
 
     def _beat(self) -> None:
         for site in self._sites:

@@ -37,6 +37,14 @@ class Trace(StrEnum):
     STOKER = "stoker"
 
 
+class Victims(StrEnum):
+    """Who goes when the count falls."""
+
+    WARM = "warm"
+    NEWEST = "newest"
+    RANDOM = "random"
+
+
 class Load(StrEnum):
     """Loads that are made, not read."""
 
@@ -114,6 +122,14 @@ def simulate(
         float, typer.Option("--prefill-rate", min=0.0, max=1e9, help="Uncached tokens/s each; 0: the hardware's.")
     ] = 0.0,
     model: Annotated[str, typer.Option("--model", help="Recorded model. Default: the only one.")] = "",
+    victims: Annotated[
+        Victims,
+        typer.Option(
+            "--victims",
+            help="Who goes: warm, as the scaler chooses (whose cache and work are worth least, successors warmed); "
+            "to compare: the newest, or by lot.",
+        ),
+    ] = Victims.WARM,
     seed: Annotated[int, typer.Option("--seed", help="Seed of what is left to chance.")] = 1,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw demand, replicas and SLO into this SVG.")] = None,
     output: FormatOption = Format.TEXT,
@@ -126,6 +142,7 @@ def simulate(
     from stoker.simulate.policies import parsed
     from stoker.simulate.run import simulate as run
     from stoker.simulate.settings import Objective, Settings, Starting
+    from stoker.simulate.settings import Victims as Ways
     from stoker.simulate.source import Wanted
     from stoker.simulate.traffic import Scale
 
@@ -143,6 +160,7 @@ def simulate(
         most=most,
         initial=min(most, max(replicas or least, least)),
         price_per_hour=price,
+        victims=Ways(victims.value),
         seed=seed,
     )
     contenders = [parsed(text, objective) for text in dict.fromkeys(policy or _POLICIES)]
@@ -199,6 +217,10 @@ def _changes(run: Run) -> list[dict[str, Any]]:
             "from": change.before,
             "to": change.after,
             "because": [{"reason": each.reason.value, **_finite(each.numbers)} for each in change.because],
+            "victims": [
+                {"replica": name, **_finite({"lost_tokens": c.lost_tokens, "lost_s": c.lost_s, "drain_s": c.drain_s})}
+                for name, c in change.costs.items()
+            ],
         }
         for change in run.changes
     ]
@@ -223,6 +245,7 @@ def _simulated(read: Read, settings: Settings) -> dict[str, Any]:
         "replicas_min": settings.least,
         "replicas_max": settings.most,
         "replicas": settings.initial,
+        "victims": settings.victims.value,
         "seed": settings.seed,
     }
 
@@ -252,6 +275,7 @@ def _tables(read: Read, settings: Settings, runs: Sequence[Run]) -> list[Rendera
         "scalings",
         "moved back",
         "hit rate",
+        "after fewer",
         "TTFT p50",
         "p95",
         "p99",
@@ -275,6 +299,7 @@ def _cells(row: Figures) -> list[str | Text]:
         f"+{row.scale_ups} −{row.scale_downs}",
         str(row.thrashing),
         or_dash(row.hit_rate, "{:.3f}"),
+        or_dash(row.hit_rate_after, "{:.3f}"),
         or_dash(row.ttft_p50_ms, "{:,.0f} ms"),
         or_dash(row.ttft_p95_ms, "{:,.0f} ms"),
         or_dash(row.ttft_p99_ms, "{:,.0f} ms"),

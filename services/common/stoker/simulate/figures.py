@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stoker.bench.replicas import quantile
 from stoker.simulate.fleet import Count
 from stoker.simulate.ledger import Bin, Ledger
-from stoker.simulate.scaling import Change
+from stoker.simulate.scaling import Change, Scaling
 
 THRASH_WINDOW_S = 600.0
 
@@ -32,6 +32,10 @@ class Figures:
     """Replicas moved one way and back within `THRASH_WINDOW_S`."""
     hit_rate: float | None
     """Prompt tokens found in a cache over all."""
+    hit_rate_after: float | None
+    """The same within ten minutes after replicas that served were told to go; None: none were."""
+    warmed_tokens: int
+    """Computed on replicas that stayed before anybody asked for them."""
     ttft_p50_ms: float | None
     ttft_p95_ms: float | None
     ttft_p99_ms: float | None
@@ -56,16 +60,10 @@ class Run:
     changes: Sequence[Change]
 
 
-def figures(
-    policy: str,
-    ledger: Ledger,
-    counts: Sequence[Count],
-    changes: Sequence[Change],
-    seconds: float,
-    price_per_hour: float,
-) -> Figures:
-    """All figures of a simulation that has ended."""
-    measured = ledger.fleet.measured
+def figures(policy: str, ledger: Ledger, scaling: Scaling, seconds: float) -> Figures:
+    """All figures of a simulation of a trace of `seconds` that has ended."""
+    fleet, changes, settings = ledger.fleet, scaling.changes, scaling.settings
+    measured, counts = fleet.measured, fleet.counts
     hours = replica_seconds(counts, seconds) / 3_600.0
     moves = [(change.at, change.after - change.before) for change in changes if change.at <= seconds]
     return Figures(
@@ -74,11 +72,13 @@ def figures(
         refused=ledger.refused_count,
         attainment=round(ledger.within / ledger.arrived, 5) if ledger.arrived else None,
         replica_hours=round(hours, 3),
-        cost=round(hours * price_per_hour, 2),
+        cost=round(hours * settings.price_per_hour, 2),
         scale_ups=sum(by > 0 for _, by in moves),
         scale_downs=sum(by < 0 for _, by in moves),
         thrashing=thrashing(moves),
-        hit_rate=round(measured.cached_tokens / measured.prompt_tokens, 4) if measured.prompt_tokens else None,
+        hit_rate=_share(measured.cached_tokens, measured.prompt_tokens),
+        hit_rate_after=_share(scaling.cached_tokens_after, scaling.prompt_tokens_after),
+        warmed_tokens=measured.warmed_blocks * settings.hardware.block_size,
         ttft_p50_ms=_ms(ledger.ttfts, 0.50),
         ttft_p95_ms=_ms(ledger.ttfts, 0.95),
         ttft_p99_ms=_ms(ledger.ttfts, 0.99),
@@ -119,6 +119,10 @@ def thrashing(moves: Iterable[tuple[float, int]], window_s: float = THRASH_WINDO
         if by:
             past.append((at, by))
     return total
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
 
 
 def _ms(values: Sequence[float], share: float) -> float | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
-from stoker.bench.replicas import Clock, Engine, Machine, Outcome
+from stoker.bench.replicas import Clock, Engine, Job, Machine, Outcome
 from stoker.bench.sites import Digester, Reporter, RouterSite, announced
+from stoker.router.core import Delta
 from stoker.scaler.core.values import Load, Replica, Standing
+from stoker.scaler.core.warming import Warming
+from stoker.simulate.caches import Caches
+from stoker.simulate.retiring import Retirement
 from stoker.simulate.settings import Settings
 
 DEPLOYMENT = "model"
@@ -28,6 +32,8 @@ class Member:
     reporter: Reporter | None = None
     in_flight: int = 0
     """Requests that were sent to it and have not ended."""
+    retirement: Retirement | None = None
+    """While it leaves and does not drain yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class SimulatedFleet:
         """What all engines ever did, in sums."""
         self.engines: dict[str, Engine] = {}
         self.counts: list[Count] = []
+        self.caches = Caches(settings.hardware.block_size, clock)
         self._settings = settings
         self._site = site
         self._clock = clock
@@ -96,15 +103,19 @@ class SimulatedFleet:
         return self._generated_by_gone + sum(engine.generated for engine in self.engines.values())
 
     def add(self, number: int) -> None:
-        """Assign so many more; each serves when it has started."""
-        for _ in range(number):
+        """So many more: those that have not begun to drain are called back, others are assigned and serve once they
+        have started."""
+        retiring = [member for member in self._members.values() if member.retirement is not None]
+        for member in retiring[:number]:
+            self._call_back(member)
+        for _ in range(number - len(retiring)):
             name = self._assigned().seen.id
             self._clock.after(self._settings.starting.drawn(self._rng), partial(self._started, name))
         if number:
             self._count()
 
-    def remove(self, names: tuple[str, ...]) -> None:
-        """Stop those that do not serve yet, drain the others."""
+    def remove(self, names: Sequence[str], warmings: Sequence[Warming] = ()) -> None:
+        """Stop those that do not serve yet, drain the others, once what they are to warm on others is done."""
         for name in names:
             member = self._members.get(name)
             if member is None or member.seen.leaving:
@@ -113,14 +124,55 @@ class SimulatedFleet:
                 self._drop(name)
                 continue
             self._stand(member, leaving=True)
-            routed = self._site.fleet.replicas[name]
-            self._site.fleet.put(replace(routed, draining=True))
-            self.settled(name)
+            mine = [warming for warming in warmings if warming.holder == name]
+            if mine:
+                self._retire(member, member.engine, mine)
+            else:
+                self._drain(name)
         if names:
             self._count()
 
-    def sent(self, name: str) -> None:
+    def _retire(self, member: Member, engine: Engine, warmings: Sequence[Warming]) -> None:
+        name = engine.name
+        self._site.fleet.put(replace(self._site.fleet.replicas[name], retiring=True))
+        member.retirement = Retirement(
+            warmings,
+            self.engines,
+            lambda leaf: self.caches.prompt(leaf, engine),
+            self._compute,
+            self._clock,
+            self._settings.retire_s,
+            partial(self._drain, name),
+        )
+
+    def _compute(self, heir: str, job: Job, then: Callable[[], None]) -> None:
+        self._members[heir].in_flight += 1
+        self.touched(heir)
+
+        def done(end: bool) -> None:
+            if end:
+                self.ended(heir)
+                # After the event in which it ended: its engine is in the midst of it.
+                self._clock.after(0.0, then)
+
+        self.engines[heir].submit(job, done, self._clock.now)
+
+    def _call_back(self, member: Member) -> None:
+        if member.retirement is not None:
+            member.retirement.end()
+            member.retirement = None
+            self._site.fleet.put(replace(self._site.fleet.replicas[member.seen.id], retiring=False))
+            self._stand(member, leaving=False)
+
+    def _drain(self, name: str) -> None:
+        if name in self._members:
+            self._members[name].retirement = None
+            self._site.fleet.put(replace(self._site.fleet.replicas[name], draining=True, retiring=False))
+            self.settled(name)
+
+    def sent(self, name: str, job: Job) -> None:
         """A request goes to a replica."""
+        self.caches.dispatched(job)
         self._members[name].in_flight += 1
         self.touched(name)
 
@@ -142,7 +194,8 @@ class SimulatedFleet:
     def settled(self, name: str) -> None:
         """Stop a draining replica that has nothing left to do."""
         member = self._members.get(name)
-        if member is not None and member.seen.leaving and not member.in_flight:
+        leaves = member is not None and member.seen.leaving and member.retirement is None
+        if member is not None and leaves and not member.in_flight:
             self._drop(name)
             self._count()
 
@@ -164,10 +217,14 @@ class SimulatedFleet:
         engine = Engine(name, settings.hardware, self._clock, self._machine, self.measured)
         self._site.fleet.put(announced(engine, now or None))
         sites = (self._site,)
-        member.digester = Digester(engine, sites, self._clock, settings.delays)
+        member.digester = Digester(engine, sites, self._clock, settings.delays, self._told)
         member.reporter = Reporter(engine, sites, self._clock, settings.delays, settings.routing.kv_weight)
         member.engine = self.engines[name] = engine
         self._stand(member, standing=Standing.READY)
+
+    def _told(self, name: str, delta: Delta) -> None:
+        if name in self._members:
+            self.caches.told(name, delta)
 
     def _stand(self, member: Member, *, standing: Standing | None = None, leaving: bool = False) -> None:
         since = self._clock.now if standing else member.seen.since
@@ -182,6 +239,7 @@ class SimulatedFleet:
         self._generated_by_gone += member.engine.generated
         del self.engines[name]
         self._active.discard(name)
+        self.caches.forget(name)
         self._site.fleet.remove(name)
         self._site.fleet.index.sweep(_SWEPT)
 
@@ -216,7 +274,7 @@ class _Loads(Mapping[str, Load]):
         engine = self._members[name].engine
         if engine is None:
             raise KeyError(name)
-        return Load(self._clock.now, engine.running, engine.waiting)
+        return Load(self._clock.now, engine.running, engine.waiting, int(engine.load(0.0)))
 
     def __iter__(self) -> Iterator[str]:
         return (name for name, member in self._members.items() if member.engine is not None)

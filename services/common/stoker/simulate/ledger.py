@@ -105,7 +105,7 @@ class Ledger:
         self.over_bound += decision.over_bound
         self.held.change(-1, self.clock.now)
         self.sent_on.change(1, self.clock.now)
-        self.fleet.sent(asked.replica)
+        self.fleet.sent(asked.replica, asked.job)
 
     def first_token(self, asked: Asked) -> None:
         """Its first token came."""

@@ -85,5 +85,5 @@ def simulate(
     if not ledger.arrived or arrivals.last_at is None:
         raise InvalidRequest.field("--trace", "no request is in it; name another file")
     seconds = arrivals.last_at
-    shown = figures(contender.name, ledger, fleet.counts, scaling.changes, seconds, settings.price_per_hour)
+    shown = figures(contender.name, ledger, scaling, seconds)
     return Run(shown, seconds, tuple(fleet.counts), tuple(ledger.bins), tuple(scaling.changes))

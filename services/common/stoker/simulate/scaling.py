@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from random import Random
 
 from stoker.bench.desk import Desk
 from stoker.bench.replicas import Clock
 from stoker.scaler.core.decide import decide
 from stoker.scaler.core.policy import Policy, lookback_s, memory_s
 from stoker.scaler.core.signals import Capacity, History, Minute, Sample, Wanted
-from stoker.scaler.core.values import Because, Deployment, Desired, Fleet
+from stoker.scaler.core.values import Because, Cost, Decision, Decisions, Deployment, Desired, Fleet, Standing
+from stoker.scaler.core.warming import Warming
 from stoker.simulate.fleet import DEPLOYMENT, SimulatedFleet
 from stoker.simulate.ledger import Interval, Ledger
-from stoker.simulate.settings import Settings
+from stoker.simulate.settings import Settings, Victims
 
 _MONDAY_S = 1_704_067_200.0  # the wall clock at the beginning: a Monday, midnight UTC
 _MINUTE_S = 60.0
+AFTER_S = 600.0
+"""The time after replicas that served were told to go, in which hits are counted apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,8 @@ class Change:
     before: int
     after: int
     because: tuple[Because, ...]
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    """Of the replicas that went although they served, by the scaler's choice: what that costs."""
 
     @property
     def reason(self) -> str:
@@ -80,29 +88,60 @@ class Scaling:
         self._totals = _Totals()
         self._minute = _Sums()
         self._changed_at: float | None = None
+        self._rng = Random(f"{self.settings.seed} victims")  # noqa: S311 (repeatable on purpose)
+        self._shrunk_at = float("-inf")
+        self.prompt_tokens_after = self.cached_tokens_after = 0
 
     def round(self) -> None:
         """Measure and decide now, then come again."""
         now = self.clock.now
         self._observe(now)
-        decisions = decide(
-            Fleet((self._deployment,), self.fleet.replicas, self._desired, self.fleet.loads),
-            now,
-            policies={DEPLOYMENT: self.policy},
-            histories={DEPLOYMENT: self._history(now)},
-        )
+        decisions = self._decided(now)
         decision = decisions.made[0]
         if decision.wanted is not None:
             self._wanted.append(decision.wanted)
         before = self._desired[0].replicas
         self._desired = decisions.desired
         if decision.replicas != before:
-            self.changes.append(Change(now, before, decision.replicas, decision.because))
+            self.changes.append(Change(now, before, decision.replicas, decision.because, decision.costs))
             self._changed_at = now
-        self.fleet.remove(decision.victims)
+        self._remove(decision, now)
         staying = sum(not replica.leaving for replica in self.fleet.replicas)
         self.fleet.add(max(0, decision.replicas - staying))
         self.clock.after(self.settings.round_s, self.round)
+
+    def _decided(self, now: float) -> Decisions:
+        """As the scaler's service does it: what caches are worth is asked where ready replicas are to go."""
+        decided = partial(
+            decide,
+            Fleet((self._deployment,), self.fleet.replicas, self._desired, self.fleet.loads),
+            now,
+            policies={DEPLOYMENT: self.policy},
+            histories={DEPLOYMENT: self._history(now)},
+        )
+        decisions = decided()
+        going = decisions.made[0]
+        if not going.costs or self.settings.victims is not Victims.WARM:
+            return decisions
+        return decided(worths={DEPLOYMENT: self.fleet.caches.worth(going.victims)})
+
+    def _remove(self, decision: Decision, now: float) -> None:
+        victims, warmings = decision.victims, tuple[Warming, ...]()
+        serving = [r.id for r in self.fleet.replicas if r.standing is Standing.READY and not r.leaving]
+        going = [name for name in victims if name in serving]
+        if going:
+            self._shrunk_at = now
+        match self.settings.victims:
+            case Victims.WARM if going:
+                heirs = [name for name in serving if name not in going]
+                rate = self._capacity().prefill_tokens_per_s or 0.0
+                budget = self.settings.warm_s * rate * len(heirs)
+                warmings = self.fleet.caches.warmings(going, heirs, budget)
+            case Victims.NEWEST:
+                victims = (*(name for name in victims if name not in going), *serving[len(serving) - len(going) :])
+            case Victims.RANDOM:
+                victims = (*(name for name in victims if name not in going), *self._rng.sample(serving, len(going)))
+        self.fleet.remove(victims, warmings)
 
     def _history(self, now: float) -> History:
         kept = lookback_s(self.policy)
@@ -149,6 +188,9 @@ class Scaling:
         waiting = sum(engine.waiting for engine in self.fleet.engines.values())
         serving = list(self.fleet.serving)
         looked_up = totals.prompt_tokens - before.prompt_tokens
+        if now - self._shrunk_at <= AFTER_S:
+            self.prompt_tokens_after += looked_up
+            self.cached_tokens_after += totals.cached_tokens - before.cached_tokens
         count = self.fleet.count
         self._samples.append(
             Sample(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from math import exp
 from random import Random
 
@@ -42,6 +43,16 @@ class Objective:
     """MLPerf Inference's limits for Llama-2-70B served interactively: 2 s and 0.2 s."""
 
 
+class Victims(StrEnum):
+    """Which replicas that serve go when the count falls."""
+
+    WARM = "warm"
+    """The scaler's choice: those whose caches and work are worth least, successors warmed."""
+    NEWEST = "newest"
+    """Those that came last, as most autoscalers do it."""
+    RANDOM = "random"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """All that a simulation follows from, with the trace and the policy."""
@@ -65,6 +76,11 @@ class Settings:
     """Requests that wait in the router at most, as by its default; more are refused."""
     longest_s: float = 120.0
     """How long they wait at most."""
+    victims: Victims = Victims.WARM
+    warm_s: float = 10.0
+    """Prefill that each replica that stays may spend on prompts of those that go, as the scaler's by default."""
+    retire_s: float = 30.0
+    """How long these may take, as by the planner's default."""
     seed: int = 1
 
     def __post_init__(self) -> None:
