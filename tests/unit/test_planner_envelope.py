@@ -76,7 +76,7 @@ def test_the_same_rack_takes_one_dgx_and_says_why() -> None:
     found = capacity(one_rack(), "dgx-h100")
     assert (found.nodes_per_rack, found.u_used) == (1, 8)
     said = in_words(bound(found), found.fill)
-    assert said == "with one more dgx-h100, rack r-1 needs 20.4 kW of power and has 15 kW after the loss of A"
+    assert said == "with one more dgx-h100, rack r-1 needs 20.4 kW of power and has 15 kW after the loss of B"
 
 
 @pytest.mark.parametrize(("reserved", "racks", "kilowatts", "gpus"), [(0, 16, 1_920, 1_152), (200, 15, 1_800, 1_080)])
@@ -101,10 +101,19 @@ def test_the_weaker_feed_decides_after_a_loss() -> None:
     assert found.nodes_per_rack == 2
 
 
-def test_one_source_alone_survives_nothing() -> None:
+def test_a_rack_with_one_source_goes_dark_with_it_and_may_use_all_of_it() -> None:
     found = capacity(one_rack(feeds=(Feed("a", "A", watts(40)),)))
-    assert found.nodes == 0
-    assert "shall live through the loss of A" in in_words(bound(found), "hgx")
+    assert found.nodes == 8
+
+
+def test_what_a_feed_carries_for_racks_that_a_loss_does_not_touch_counts_after_it() -> None:
+    ups = Feed("ups-b", "B", watts(33))
+    feeds = (Feed("a", "A", watts(40)), ups, Feed("b1", "B", None, ups.name), Feed("b2", "B", None, ups.name))
+    nodes = tuple(Node(f"n{number}", "r2", "hgx") for number in range(4))
+    both = Rack("r1", "s", feeds=("a", "b1"), fill="hgx")
+    found = capacity(listed(both, Rack("r2", "s", feeds=("b2",)), nodes=nodes, feeds=feeds))
+    assert found.added == 2, "20 kW of the other rack and, after the loss of A, all of this one's are on ups-b"
+    assert (bound(found).at, bound(found).lost) == ("ups-b", "A")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from stoker.planner.core.facility.values import Facility
 from stoker.planner.core.filling import Filling, Room
-from stoker.planner.core.limits import UNITS, Kind, Limit, Scope
+from stoker.planner.core.limits import UNITS, Kind, Limit
 from stoker.planner.core.ordering import natural
 from stoker.planner.core.units import Watts
 
@@ -94,8 +94,6 @@ def in_words(limit: Limit, what: str) -> str:
     need, has = amount(limit.kind, limit.used + limit.each), amount(limit.kind, limit.available)
     if limit.kind is Kind.SPACE and limit.left >= limit.each:
         return f"a further {what} needs {limit.each:g} U in one piece, and none is free in {place}"
-    if limit.lost and not limit.available and limit.scope is Scope.RACK:
-        return f"{place} shall live through the loss of {limit.lost}, and has no other feed"
     return f"with one more {what}, {place} needs {need} of {limit.kind.value} and has {has}{after}"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from stoker.planner.core.facility.values import Feed, Rack, Site
@@ -15,93 +15,94 @@ _PARTS = 2520
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
-    """The part of a rack's load that a feed carries when all feeds of `lost` are gone ("": none is)."""
+class _Shares:
+    """The parts of a rack's load that feeds carry: while all live, and after the loss of one of its sources."""
 
-    lost: str
-    feed: str
-    parts: int
+    normal: Mapping[str, int]
+    after: Mapping[str, Mapping[str, int]]
 
 
 class Supply:
-    """The ledger of power. Racks are made known by `connect`, and draw by `draw`."""
+    """The ledger of power. Racks are made known by `connect`, and draw by `draw`.
+
+    A rack that does not survive the loss of a source draws nothing after it; so does one that has no other.
+    """
 
     def __init__(self, sites: Mapping[str, Site], feeds: Mapping[str, Feed], racks: Iterable[Rack]) -> None:
         self._sites, self._feeds = sites, dict(feeds)
-        self._loads: Counter[tuple[str, str]] = Counter()
+        self._loads: Counter[str] = Counter()
+        self._changes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """By feed and lost source: what the loss adds to its load, in parts of a watt."""
         self._at_site: Counter[str] = Counter()
         self._at_rack: Counter[str] = Counter()
-        self._shares: dict[str, list[_Share]] = {}
-        racks = list(racks)
-        self._users = Counter(feed for rack in racks for feed in set(rack.feeds))
+        self._shares: dict[str, _Shares] = {}
+        self._users: Counter[str] = Counter()
         for rack in racks:
-            self._shares[rack.name] = self._shared(rack)
+            self.connect(rack)
 
-    def connect(self, rack: Rack, feeds: Iterable[Feed]) -> None:
-        """Adds a rack with lowest feeds of its own."""
+    def connect(self, rack: Rack, feeds: Iterable[Feed] = ()) -> None:
+        """Adds a rack, with lowest feeds of its own where these are new."""
         for feed in feeds:
             self._feeds[feed.name] = feed
         self._users.update(set(rack.feeds))
-        self._shares[rack.name] = self._shared(rack)
+        lowest = [self._feeds[name] for name in rack.feeds]
+        sources = {feed.source for feed in lowest}
+        after = {
+            lost: self._parts([feed for feed in lowest if feed.source != lost] if rack.survives_loss else [])
+            for lost in sorted(sources)
+        }
+        self._shares[rack.name] = _Shares(self._parts(lowest), after)
 
     def draw(self, rack: Rack, power: Watts) -> None:
         """Books a load of `power` in a rack."""
         self._at_rack[rack.name] += power
         self._at_site[rack.site] += power
-        for share in self._shares[rack.name]:
-            self._loads[share.lost, share.feed] += share.parts * power
-
-    def drawn(self, rack: Rack) -> Watts:
-        """What a rack draws."""
-        return Watts(self._at_rack[rack.name])
+        shares = self._shares[rack.name]
+        for feed, parts in shares.normal.items():
+            self._loads[feed] += parts * power
+        for lost, after in shares.after.items():
+            for feed, parts in shares.normal.items():
+                self._changes[feed][lost] += (after.get(feed, 0) - parts) * power
 
     def limits(self, rack: Rack, each: Watts) -> list[Limit]:
         """What bounds the number of further loads of `each` watts in a rack: its feeds, those above, its site."""
         found: dict[str, Limit] = {}
-        for share in self._shares[rack.name]:
-            limit = self._of_feed(rack, share, each)
-            if limit is not None:
-                known = found.get(limit.at)
-                if known is None or (limit.allows, limit.left) < (known.allows, known.left):
-                    found[limit.at] = limit
-        if self._dark(rack):
-            found[rack.name] = Limit(Kind.POWER, Scope.RACK, rack.name, 0, self.drawn(rack), each, self._sole(rack))
+        for limit in self._of_feeds(rack, each):
+            known = found.get(limit.at)
+            if known is None or (limit.allows, limit.left) < (known.allows, known.left):
+                found[limit.at] = limit
         site = self._sites[rack.site]
         if site.supply is not None:
             available = site.supply - site.reserved
             found[site.name] = Limit(Kind.POWER, Scope.SITE, site.name, available, self._at_site[site.name], each)
         return list(found.values())
 
-    def _of_feed(self, rack: Rack, share: _Share, each: Watts) -> Limit | None:
-        feed = self._feeds[share.feed]
-        if feed.capacity is None:
-            return None
-        load = self._loads[share.lost, share.feed]
-        if share.feed in rack.feeds and self._users[share.feed] == 1:
-            # Said as what the whole rack may draw: all that this feed carries comes from here.
-            available = feed.capacity * _PARTS // share.parts
-            return Limit(Kind.POWER, Scope.RACK, rack.name, available, self.drawn(rack), each, share.lost)
-        parts = each * share.parts / _PARTS
-        return Limit(Kind.POWER, Scope.FEED, share.feed, feed.capacity, load / _PARTS, parts, share.lost)
+    def _of_feeds(self, rack: Rack, each: Watts) -> Iterator[Limit]:
+        shares = self._shares[rack.name]
+        for feed, normal in shares.normal.items():
+            for lost in ("", *sorted(self._changes[feed].keys() | shares.after.keys())):
+                parts = shares.after[lost].get(feed, 0) if lost in shares.after else normal
+                load = self._loads[feed] + self._changes[feed][lost]
+                capacity = self._feeds[feed].capacity
+                if not parts or capacity is None:
+                    continue
+                if feed in rack.feeds and self._users[feed] == 1:
+                    # Said as what the whole rack may draw: all that this feed carries comes from here.
+                    whole, drawn = capacity * _PARTS // parts, self._at_rack[rack.name]
+                    yield Limit(Kind.POWER, Scope.RACK, rack.name, whole, drawn, each, lost)
+                else:
+                    share = each * parts / _PARTS
+                    yield Limit(Kind.POWER, Scope.FEED, feed, capacity, load / _PARTS, share, lost)
 
-    def _sole(self, rack: Rack) -> str:
-        return next(iter({self._feeds[feed].source for feed in rack.feeds}))
-
-    def _dark(self, rack: Rack) -> bool:
-        """Whether it shall survive a loss that leaves it without any feed."""
-        return bool(rack.feeds) and rack.survives_loss and len({self._feeds[feed].source for feed in rack.feeds}) == 1
-
-    def _shared(self, rack: Rack) -> list[_Share]:
-        sources = sorted({self._feeds[feed].source for feed in rack.feeds})
-        parts: Counter[tuple[str, str]] = Counter()
-        for lost in ("", *sources) if rack.survives_loss else ("",):
-            alive = [feed for feed in rack.feeds if not lost or self._feeds[feed].source != lost]
-            for lowest in alive:
-                name = lowest
-                while name:
-                    parts[lost, name] += -(-_PARTS // len(alive))
-                    name = self._feeds[name].parent
-        return [_Share(lost, feed, count) for (lost, feed), count in parts.items()]
+    def _parts(self, lowest: Collection[Feed]) -> dict[str, int]:
+        """The parts that these feeds, which share a load equally, and all feeds above them carry."""
+        parts: Counter[str] = Counter()
+        for feed in lowest:
+            name = feed.name
+            while name:
+                parts[name] += -(-_PARTS // len(lowest))
+                name = self._feeds[name].parent
+        return dict(parts)
 
 
 def feeds_of(template: Iterable[Feed], rack: str) -> tuple[Feed, ...]:
