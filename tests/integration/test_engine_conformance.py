@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -228,6 +229,20 @@ async def test_chat_streams_role_then_content_then_reason(engine: RunningEngine)
     assert text == whole["choices"][0]["message"]["content"]
     assert [choice["finish_reason"] for choice in choices][-1] == whole["choices"][0]["finish_reason"]
     assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
+
+
+async def test_a_chats_stream_opens_with_its_first_token(engine: RunningEngine) -> None:
+    """Whoever routes takes the first event for the end of the prefill."""
+    words = " ".join(f"{number}" for number in range(300))
+    body = {"model": engine.model, "stream": True, "max_tokens": 2, "messages": [{"role": "user", "content": words}]}
+    began = time.perf_counter()
+    came: list[float] = []
+    async with engine.session.post(engine.url + "/v1/chat/completions", json=body) as response:
+        async for line in response.content:
+            if line.startswith(b"data: "):
+                came.append(time.perf_counter() - began)
+    opening, first_token = came[:2]
+    assert opening > 0.5 * first_token, came
 
 
 async def test_second_identical_prompt_is_cached_in_whole_blocks(engine: RunningEngine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +68,11 @@ async def _stream(
     head = {**head, "object": "chat.completion.chunk"}
     stream = generate.EventStream(http)
     await stream.open()
-    for index in range(wanted.n):
-        first: dict[str, Any] = {"role": "assistant", "content": ""}
-        opened = [{"index": index, "delta": first, "logprobs": None, "finish_reason": None}]
-        prompt = call.requests[0].prompt if wanted.token_ids else None
-        await stream.send({**head, "choices": opened, "prompt_token_ids": prompt})
     generated, named = 0, set[int]()
     async for delta in generate.deltas(engine, tokenizer, call, wanted):
+        if not generated:  # as vLLM does: no word before the prefill is done
+            for opening in _openings(call, wanted):
+                await stream.send({**head, **opening})
         generated += 1
         said: dict[str, Any] = {"content": delta.text}
         if answer.tool is not None:
@@ -95,6 +93,15 @@ async def _stream(
         told = generate.usage(call, generated, 1, details=engine.config.prompt_tokens_details)
         await stream.send({**head, "choices": [], "usage": told})
     return await stream.close()
+
+
+def _openings(call: Call, wanted: request.Sampling) -> Iterator[dict[str, Any]]:
+    """What opens the assistant's turn in each choice."""
+    prompt = call.requests[0].prompt if wanted.token_ids else None
+    for index in range(wanted.n):
+        first: dict[str, Any] = {"role": "assistant", "content": ""}
+        opened = [{"index": index, "delta": first, "logprobs": None, "finish_reason": None}]
+        yield {"choices": opened, "prompt_token_ids": prompt}
 
 
 def _told_tokens(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
