@@ -45,6 +45,8 @@ WEATHER = {
         },
     },
 }
+MESSAGE = "body.messages.0.ChatCompletionDeveloperMessageParam"
+USER = {"role": "user"}
 TIME = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -236,11 +238,8 @@ async def test_a_chats_stream_opens_with_its_first_token(engine: RunningEngine) 
     words = " ".join(f"{number}" for number in range(300))
     body = {"model": engine.model, "stream": True, "max_tokens": 2, "messages": [{"role": "user", "content": words}]}
     began = time.perf_counter()
-    came: list[float] = []
     async with engine.session.post(engine.url + "/v1/chat/completions", json=body) as response:
-        async for line in response.content:
-            if line.startswith(b"data: "):
-                came.append(time.perf_counter() - began)
+        came = [time.perf_counter() - began async for line in response.content if line.startswith(b"data: ")]
     opening, first_token = came[:2]
     assert opening > 0.5 * first_token, came
 
@@ -398,6 +397,9 @@ async def _read(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any
         ("/v1/completions", {"prompt": "x", "n": 2, "temperature": 0}, 400, None, "greedy"),
         ("/v1/chat/completions", {}, 400, "body.messages", "Field required"),
         ("/v1/chat/completions", {"messages": []}, 400, None, "empty conversation"),
+        ("/v1/chat/completions", {"messages": [{"content": "x"}]}, 400, f"{MESSAGE}.role", "Field required"),
+        ("/v1/chat/completions", {"messages": [{"role": 3, "content": "x"}]}, 400, f"{MESSAGE}.role", "'developer'"),
+        ("/v1/chat/completions", {"messages": [USER | {"content": 5}]}, 400, f"{MESSAGE}.content", "valid string"),
         ("/v1/chat/completions", {"messages": [{"role": "alien", "content": "x"}]}, 400, None, "not alien"),
     ],
 )

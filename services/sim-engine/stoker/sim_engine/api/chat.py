@@ -121,11 +121,7 @@ def _told_tokens(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
 
 async def render(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
     """Token ids of a chat or tokenize request. Raises `ApiError` for messages that cannot be rendered."""
-    messages = body.get("messages")
-    if messages is None:
-        raise request.missing("messages")
-    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        raise ApiError("messages must be an array of objects.", param="messages")
+    messages = request.messages(body)
     tools = body.get("tools")  # shown to the model even with `tool_choice` "none", as vLLM does
     try:
         prompt = tokenizer.render(

@@ -195,6 +195,24 @@ def _invalid(kind: str, where: str, message: str) -> ApiError:
     return ApiError(f"1 validation error:\n  {detail}", kind="Bad Request", param=where)
 
 
+def messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A chat's messages. Raises `ApiError` for what is none, by the first of the kinds that vLLM tries."""
+    given = body.get("messages")
+    if given is None:
+        raise missing("messages")
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+        raise ApiError("messages must be an array of objects.", param="messages")
+    for at, message in enumerate(given):
+        kind = f"messages.{at}.ChatCompletionDeveloperMessageParam"
+        if "role" not in message:
+            raise missing(f"{kind}.role")
+        if not isinstance(message["role"], str):
+            raise _invalid("literal_error", f"body.{kind}.role", "Input should be 'developer'")
+        if not isinstance(message.get("content"), str | list | None):
+            raise _invalid("string_type", f"body.{kind}.content", "Input should be a valid string")
+    return given
+
+
 def missing(name: str) -> ApiError:
     """A required field is not there."""
     return _invalid("missing", f"body.{name}", "Field required")
