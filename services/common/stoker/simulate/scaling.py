@@ -83,7 +83,7 @@ class Scaling:
         # What stands at the beginning was decided long before it.
         self._desired: tuple[Desired, ...] = (Desired(DEPLOYMENT, 1, self.settings.initial),)
         self._samples: deque[Sample] = deque()
-        self._minutes: deque[Minute] = deque()
+        self._minutes: tuple[Minute, ...] = ()
         self._wanted: deque[Wanted] = deque()
         self._totals = _Totals()
         self._minute = _Sums()
@@ -148,11 +148,9 @@ class Scaling:
         for past in (self._samples, self._wanted):
             while past and past[0].at < now - kept:
                 past.popleft()
-        while self._minutes and self._minutes[0].at < _MONDAY_S + now - memory_s(self.policy) - _MINUTE_S:
-            self._minutes.popleft()
         return History(
             samples=tuple(self._samples),
-            minutes=tuple(self._minutes),
+            minutes=self._minutes,
             wanted=tuple(self._wanted),
             capacity=self._capacity(),
             startup=self.settings.starting.known,
@@ -226,15 +224,15 @@ class Scaling:
         seconds = now - sums.began
         if seconds < _MINUTE_S - 1e-6:
             return
-        self._minutes.append(
-            Minute(
-                at=_MONDAY_S + sums.began,
-                arrivals_per_s=sums.arrivals / seconds,
-                prefill_tokens_per_s=sums.prompt_tokens / seconds,
-                decode_tokens_per_s=sums.generated / seconds,
-                hit_rate=sums.cached / sums.looked_up if sums.looked_up else 0.0,
-            )
+        minute = Minute(
+            at=_MONDAY_S + sums.began,
+            arrivals_per_s=sums.arrivals / seconds,
+            prefill_tokens_per_s=sums.prompt_tokens / seconds,
+            decode_tokens_per_s=sums.generated / seconds,
+            hit_rate=sums.cached / sums.looked_up if sums.looked_up else 0.0,
         )
+        oldest = _MONDAY_S + now - memory_s(self.policy) - _MINUTE_S
+        self._minutes = (*(each for each in self._minutes if each.at >= oldest), minute)
         self._minute = _Sums(began=now)
 
 

@@ -16,6 +16,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -51,6 +52,8 @@ _AROUND = 15
 """… so many minutes around this hour: a step that comes at nine shows in no hour before nine."""
 _KNOWN = 0.9
 """Share of the minutes of a stretch that must be known."""
+_REMEMBERED = 256
+"""Deployments whose last minute's forecast is remembered until their next."""
 _PAIRS = np.array(list(combinations(range(_SLOPE), 2)))
 
 
@@ -78,17 +81,62 @@ def highest(
 ) -> Forecast:
     """The highest load from now until `ahead_s` seconds ahead; `current` is what it is now.
 
-    With less than some minutes of history, or when the last of them is long past, it is `current`.
+    With less than some minutes of history, or when the last of them is long past, it is `current`. `load` must be
+    hashable, and equal loads the same function.
     """
     if not minutes or not 0.0 <= now_wall - minutes[-1].at <= 5 * MINUTE_S:
         return Forecast(current)
     horizon = max(1, math.ceil((now_wall + ahead_s - minutes[-1].at - MINUTE_S) / MINUTE_S))
-    past = TRIED + max(_SLOPE, _LEVEL) + horizon
+    # A tuple stays as it is: whoever hands in the same one until the next minute ends asks but once.
+    found = (_judged_once if isinstance(minutes, tuple) else _judged)(
+        _Identical(minutes), load, horizon, season_s, quantile
+    )
+    if found is None:
+        return Forecast(current)
+    latest = current if found.method == "last" else found.latest
+    if found.method == "trend":
+        latest += current - found.level
+    most = _BEYOND * max(latest, current, found.highest)
+    return Forecast(min(most, max(0.0, latest) * (1.0 + found.missed)), found.method, found.missed, found.losses)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Identical:
+    """Minutes, equal to none but themselves: comparing days of them would take longer than a forecast."""
+
+    minutes: Sequence[Minute]
+
+    def __hash__(self) -> int:
+        return id(self.minutes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identical) and self.minutes is other.minutes
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The forecaster that did best, and what it says at the last minute."""
+
+    method: str
+    losses: Mapping[str, float]
+    missed: float
+    latest: float
+    """The highest load that it expects."""
+    level: float
+    """The load of the last minute, and the highest of the minutes it was tried on."""
+    highest: float
+
+
+def _judged(
+    past: _Identical, load: Callable[[Minute], float], horizon: int, season_s: float, quantile: float
+) -> _Judged | None:
+    """All that follows from the minutes alone; None where they are too few."""
+    minutes = past.minutes
     end = minutes[-1].at
-    first = max(minutes[0].at, end - (past - 1) * MINUTE_S)
+    first = max(minutes[0].at, end - (TRIED + max(_SLOPE, _LEVEL) + horizon - 1) * MINUTE_S)
     recent = _stretch(minutes, load, first, round((end - first) / MINUTE_S) + 1)
     if recent is None or len(recent) < _SLOPE + horizon + _LEAST_TRIED:
-        return Forecast(current)
+        return None
     size = len(recent)
     days = {}
     for day in range(1, _DAYS + 1):
@@ -108,12 +156,11 @@ def highest(
             tried.add(that, _forecasts(that[: size + _AROUND], before, horizon), size - _AROUND, size + _AROUND)
 
     method, losses = tried.best()
-    latest = current if method == "last" else float(forecasts[method][-1])
-    if method == "trend":
-        latest += current - float(recent[-1])
-    missed = tried.missed(method)
-    most = _BEYOND * max(latest, current, float(recent.max()))
-    return Forecast(min(most, max(0.0, latest) * (1.0 + missed)), method, missed, losses)
+    latest, level = float(forecasts[method][-1]), float(recent[-1])
+    return _Judged(method, losses, tried.missed(method), latest, level, float(recent.max()))
+
+
+_judged_once = lru_cache(maxsize=_REMEMBERED)(_judged)
 
 
 class _Tried:

@@ -6,8 +6,7 @@ higher that is expected to be. Never less than the demand of now: what falls is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stoker.scaler.core import forecasting
 from stoker.scaler.core.model import Demand
@@ -27,7 +26,7 @@ def need(policy: Policy, history: History, now: float) -> Need:
         return Need(None, Reason.UNKNOWN, missing)
     startup = history.startup
     ahead_s = next((s for s in (startup.p95_s, startup.p50_s) if s is not None), _STARTUP_S)
-    load = _load(history.capacity)
+    load = Busy.of(history.capacity)
     current = load(_minute(history.now_wall, demand))
     forecast = forecasting.highest(
         history.minutes,
@@ -45,16 +44,33 @@ def need(policy: Policy, history: History, now: float) -> Need:
     return replace(answer, numbers={**answer.numbers, **numbers, **told})
 
 
-def _load(capacity: Capacity) -> Callable[[Minute], float]:
-    """Replicas kept busy by a minute's demand; requests a second where nothing is measured yet."""
-    prefill, sequence_s = capacity.prefill_tokens_per_s, capacity.sequence_s
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Replicas kept busy by a minute's demand; requests a second where nothing is measured yet.
 
-    def load(minute: Minute) -> float:
+    A load is only compared with itself, and its two parts drift with each measurement: two digits of each are kept,
+    so that it is the same load for a while.
+    """
+
+    prefill_s: float = 0.0
+    """Of one uncached token."""
+    sequence_s: float = 0.0
+
+    @classmethod
+    def of(cls, capacity: Capacity) -> Busy:
+        """As it was measured."""
+        prefill = capacity.prefill_tokens_per_s
+        return cls(_rounded(1.0 / prefill if prefill else 0.0), _rounded(capacity.sequence_s or 0.0))
+
+    def __call__(self, minute: Minute) -> float:
+        if not self.prefill_s and not self.sequence_s:
+            return minute.arrivals_per_s
         uncached = minute.prefill_tokens_per_s * (1.0 - minute.hit_rate)
-        busy = (uncached / prefill if prefill else 0.0) + minute.decode_tokens_per_s * (sequence_s or 0.0)
-        return busy if prefill or sequence_s else minute.arrivals_per_s
+        return uncached * self.prefill_s + minute.decode_tokens_per_s * self.sequence_s
 
-    return load
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.2g}")
 
 
 def _minute(wall: float, demand: Demand) -> Minute:
@@ -62,7 +78,7 @@ def _minute(wall: float, demand: Demand) -> Minute:
 
 
 def _expected(
-    history: History, demand: Demand, load: Callable[[Minute], float], current: float, expected: float
+    history: History, demand: Demand, load: Busy, current: float, expected: float
 ) -> Demand:
     """The demand at the expected load: that of now, grown; that of the last busy minute where there is none now."""
     if expected <= current:
