@@ -63,6 +63,7 @@ class Busy:
         return cls(_rounded(1.0 / prefill if prefill else 0.0), _rounded(capacity.sequence_s or 0.0))
 
     def __call__(self, minute: Minute) -> float:
+        """The load of a minute."""
         if not self.prefill_s and not self.sequence_s:
             return minute.arrivals_per_s
         uncached = minute.prefill_tokens_per_s * (1.0 - minute.hit_rate)
@@ -77,9 +78,7 @@ def _minute(wall: float, demand: Demand) -> Minute:
     return Minute(wall, demand.arrivals_per_s, demand.uncached_tokens_per_s, demand.decode_tokens_per_s, 0.0)
 
 
-def _expected(
-    history: History, demand: Demand, load: Busy, current: float, expected: float
-) -> Demand:
+def _expected(history: History, demand: Demand, load: Busy, current: float, expected: float) -> Demand:
     """The demand at the expected load: that of now, grown; that of the last busy minute where there is none now."""
     if expected <= current:
         return demand
