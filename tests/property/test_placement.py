@@ -1,0 +1,51 @@
+"""Placements on random facilities: every plan is verified by a checker that shares no code with the planner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.facilities import needs, random_facility
+from stoker.planner.core.placement import PlacementProblem, greedy
+from tests.support.placement_checker import faults
+
+SEEDS = st.integers(0, 10_000)
+
+
+@settings(max_examples=25)
+@given(SEEDS, st.floats(0.3, 1.3))
+def test_no_plan_breaks_a_limit(seed: int, fill: float) -> None:
+    facility = random_facility(seed, (2, 10))
+    problem = PlacementProblem(facility, needs(facility, seed, fill))
+    placement = greedy(problem)
+    assert not faults(problem, placement.placed)
+    asked = sum(need.replicas for need in problem.needs)
+    assert len(placement.placed) + sum(gap.replicas for gap in placement.unplaced) == asked
+
+
+@settings(max_examples=15)
+@given(SEEDS, st.floats(0.3, 1.3))
+def test_planning_again_moves_nothing(seed: int, fill: float) -> None:
+    facility = random_facility(seed, (2, 8))
+    problem = PlacementProblem(facility, needs(facility, seed, fill))
+    first = greedy(problem)
+    again = greedy(replace(problem, standing=first.placed))
+    assert not again.moved
+    assert set(first.placed) <= set(again.placed)
+    assert not faults(replace(problem, standing=first.placed), again.placed)
+
+
+@settings(max_examples=15)
+@given(SEEDS, st.data())
+def test_what_is_lost_is_placed_anew_under_its_name(seed: int, data: st.DataObject) -> None:
+    facility = random_facility(seed, (3, 8))
+    problem = PlacementProblem(facility, needs(facility, seed, 0.5))
+    first = greedy(problem)
+    lost = data.draw(st.sets(st.sampled_from(sorted(facility.nodes)), max_size=3))
+    after = replace(problem, standing=first.placed, lost=frozenset(lost))
+    second = greedy(after)
+    assert not faults(after, second.placed)
+    hit = {one.replica for one in first.placed if any(member.node in lost for member in one.members)}
+    assert second.moved <= hit
