@@ -46,7 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 VERBS = (
     *("up", "down", "demo", "status", "deploy", "scale", "delete", "logs", "explain", "doctor"),
     *("drain node", "drain replica", "bench routing", "bench replay"),
-    *("scaler why", "scaler dry-run", "scaler policy", "scaler pause", "scaler resume"),
+    *("plan capacity", "scaler why", "scaler dry-run", "scaler policy", "scaler pause", "scaler resume"),
 )
 
 
