@@ -313,3 +313,6 @@ def test_what_to_name_is_an_option_that_the_verb_has(
     told = capsys.readouterr().err
     assert "--scaler" in told
     assert "--registry" not in told
+    for verb in (["why"], ["dry-run"], ["policy"], ["pause"], ["resume"]):
+        assert run(monkeypatch, "scaler", *verb, "tiny", "--registry", "127.0.0.1:1") == 3
+        assert "the registries named are not asked for one, and neither --scaler" in capsys.readouterr().err
