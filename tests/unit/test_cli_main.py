@@ -295,13 +295,24 @@ def test_a_recording_is_replayed_from_the_command_line(
     assert shown.count("stoker") == 2
 
 
-@pytest.mark.parametrize("wrong", ["slo.ttft=1", "bounds.least=9"])
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("slo.ttft=1", "did you mean ttft_s?"),
+        ("bounds.least=9", "raise `most`"),
+        ("target=4", "did you mean concurrency.target?"),
+        ("window_s=9", "did you mean saturation.window_s or slo.window_s?"),
+        ("nonsense=9", "known: kind, group"),
+    ],
+)
 def test_a_setting_is_told_without_a_line_that_nobody_wrote(
-    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wrong: str, meant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("scaler", "policy", "tiny", "--set", wrong, "--set", "bounds.most=3", "--scaler", "127.0.0.1:1")
     assert run(monkeypatch, *arguments, "--registry", "127.0.0.1:1") == 2
-    assert "error: --set: " in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "error: --set: " in told
+    assert meant in told
 
 
 def test_what_to_name_is_an_option_that_the_verb_has(
