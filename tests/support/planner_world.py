@@ -276,7 +276,7 @@ def _node(name: str, options: Mapping[str, str]) -> Node:
         gpus=frozenset(range(int(options.get("gpus", "0")))),
         cpu_slots=int(options.get("slots", "0")),
         engines=frozenset(options.get("engines", "vllm").split(",")),
-        labels=_labels(options.get("labels", "")),
+        labels=_labels(options.get("labels", "rack:r1")),
         draining="draining" in options,
     )
 
