@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -145,8 +146,10 @@ class _Build:
         for pattern, node, node_path in self._own_nodes(entry, path):
             for number, each in enumerate(self._names(pattern, node_path, place)):
                 self._node(each, node, node_path, name, number)
-        for number, (each, node_path, node) in enumerate(dealt):
-            self._node(each, node, node_path, name, number)
+        placed: Counter[str] = Counter()
+        for each, node_path, node in dealt:
+            self._node(each, node, node_path, name, placed[node_path])
+            placed[node_path] += 1
 
     def _rack_value(self, name: str, entry: RackEntry, path: str, place: Place, feeds: tuple[str, ...]) -> Rack:
         if entry.fill:

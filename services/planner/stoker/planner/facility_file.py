@@ -42,7 +42,11 @@ def schema() -> dict[str, Any]:
 
 def written(part: FacilityFile) -> str:
     """A facility file, or a part of one, as YAML."""
-    return str(yaml.safe_dump(msgspec.to_builtins(part), sort_keys=False, allow_unicode=True, width=118))
+    return str(
+        yaml.safe_dump(
+            msgspec.to_builtins(part), sort_keys=False, allow_unicode=True, default_flow_style=None, width=118
+        )
+    )
 
 
 def _composed(text: str, source: str) -> yaml.Node:
