@@ -178,7 +178,7 @@ def rack_cooling(entry: RackSettings) -> Watts | None:
 def _gpu(name: str, entry: GpuTypeEntry) -> GpuType:
     return GpuType(
         name,
-        memory=Bytes(round(entry.memory_gb * 1e9)),
+        memory=Bytes(round(entry.memory_gb * 1e9 if entry.memory_mib is None else entry.memory_mib * 2**20)),
         memory_bandwidth=BytesPerSecond(round(entry.memory_gb_per_s * 1e9)),
         flops={kind: rate * 1e12 for kind, rate in entry.tflops.items()},
         max_power=Watts(entry.max_w),
