@@ -11,17 +11,20 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from stoker.cli.output import Format, FormatOption, Output, counted, or_dash
+from stoker.cli.plan import drawings
+from stoker.cli.plan.drawings import HtmlOption, SvgOption
 from stoker.common.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from stoker.planner.core.envelope import Capacity
     from stoker.planner.core.facility.values import Facility
     from stoker.planner.core.limits import Limit
+    from stoker.planner.drawing.scene import Scene
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command(epilog="Example: stoker plan capacity examples/facilities/rack-15kw.yaml")(capacity)
+    app.command(epilog="Example: stoker plan capacity examples/facilities/rack-15kw.yaml --html racks.html")(capacity)
 
 
 def capacity(
@@ -32,6 +35,8 @@ def capacity(
             "--fill", help="Node or rack type to fill it with, in place of what the file says.", show_default=False
         ),
     ] = "",
+    svg: SvgOption = None,
+    html: HtmlOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Fill a facility from its envelope down: racks, nodes and GPUs, what binds, and every node type side by side.
@@ -49,8 +54,19 @@ def capacity(
         raise InvalidRequest.field("--fill", f"{fill!r} is no type here; known: {names}")
     found = envelope.capacity(given, fill)
     tried = [envelope.capacity(envelope.instead(given), name) for name in envelope.candidates(given)]
+    drawings.write(out, lambda: _scene(given, found), svg, html)
     value = _json(given, found) | {"what_if": [_row(each) for each in tried]}
     out.result(value, *_shown(given, found, tried))
+
+
+def _scene(facility: Facility, found: Capacity) -> Scene:
+    from stoker.planner.core.envelope import in_words
+    from stoker.planner.drawing.scene import Scene
+
+    notes = [_headline(facility, found).removeprefix(f"{facility.name}: ")]
+    if found.binding is not None:
+        notes.append(f"binds: {in_words(found.binding, found.fill)}")
+    return Scene.of_capacity(found, facility, tuple(notes))
 
 
 def _json(facility: Facility, found: Capacity) -> dict[str, Any]:
@@ -112,11 +128,6 @@ def _shown(facility: Facility, found: Capacity, tried: Sequence[Capacity]) -> li
     from stoker.planner.core.envelope import amount
 
     bound = _row(found)
-    head = (
-        f"{facility.name}: {counted(found.racks, 'rack')} with {counted(found.nodes, 'node')} and "
-        f"{counted(found.gpus, 'GPU')}; {found.power / 1e3:,.6g} kW at the most"
-        + (f"; {found.added:,} of the nodes are not there yet (filled with {found.fill})" if found.added else "")
-    )
     limits = _table("limit", "of", "has", "used", "left", "room for")
     for limit in found.limits:
         after = f" after the loss of {limit.lost}" if limit.lost else ""
@@ -145,7 +156,15 @@ def _shown(facility: Facility, found: Capacity, tried: Sequence[Capacity]) -> li
             or_dash(each.energy_per_hour, "{:,.2f}"),
             f"{row['binding']} of the {row['binding_scope']}" if each.binding else "–",
         )
-    return [head, *([f"binds: {bound['why']}"] if bound["why"] else []), limits, "", compared]
+    return [_headline(facility, found), *([f"binds: {bound['why']}"] if bound["why"] else []), limits, "", compared]
+
+
+def _headline(facility: Facility, found: Capacity) -> str:
+    return (
+        f"{facility.name}: {counted(found.racks, 'rack')} with {counted(found.nodes, 'node')} and "
+        f"{counted(found.gpus, 'GPU')}; {found.power / 1e3:,.6g} kW at the most"
+        + (f"; {found.added:,} of the nodes are not there yet (filled with {found.fill})" if found.added else "")
+    )
 
 
 def _table(first: str, *others: str) -> Table:
