@@ -46,6 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 VERBS = (
     *("up", "down", "demo", "status", "deploy", "scale", "delete", "logs", "explain", "doctor"),
     *("drain node", "drain replica", "bench routing", "bench replay"),
+    *("plan validate", "plan catalogue", "plan import", "plan drift"),
     *("plan capacity", "scaler why", "scaler dry-run", "scaler policy", "scaler pause", "scaler resume"),
 )
 

@@ -325,3 +325,7 @@ def test_the_pod_is_cabled_without_blocking() -> None:
     assert (tiers.count(0), tiers.count(1)) == (8, 4)
     assert sum(link.count for link in facility.links if link.lower in facility.nodes) == 256
     assert sum(link.count for link in facility.links if link.lower in facility.switches) == 256
+
+
+def test_a_text_cannot_include_files() -> None:
+    assert mistakes(SMALL + "include: [net.yaml]\n")[0].startswith("f.yaml:19: include: files beside this text")

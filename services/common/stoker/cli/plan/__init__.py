@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from stoker.cli.plan import capacity, facility
+from stoker.cli.plan import capacity, facility, sizing
 
 app = typer.Typer(
     help="Plan capacity and placements: what a facility can power, what a model needs, which GPUs each replica gets.",
@@ -22,3 +22,4 @@ def _common() -> None:
 
 facility.add_to(app)
 capacity.add_to(app)
+sizing.add_to(app)

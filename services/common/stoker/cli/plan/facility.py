@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -18,15 +18,12 @@ from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output, Verbatim, or_dash
 from stoker.common import yaml_file
 from stoker.common.errors import InvalidRequest, NotFound
-from stoker.planner import catalogue as types
-from stoker.planner import facility_file, importers
-from stoker.planner.core.facility import drift as differences
-from stoker.planner.core.facility.observed import ObservedNode
-from stoker.planner.core.facility.values import Facility
-from stoker.planner.facility_schema import NodeTypeEntry, RackTypeEntry, Source
-from stoker.planner.importers import nvidia_topo
-from stoker.planner.importers.part import Open
-from stoker.planner.reported import observed
+
+if TYPE_CHECKING:
+    from stoker.planner.core.facility.observed import ObservedNode
+    from stoker.planner.core.facility.values import Facility
+    from stoker.planner.facility_schema import NodeTypeEntry, RackTypeEntry, Source
+    from stoker.planner.importers.nvidia_topo import Matrix
 
 FacilityArgument = Annotated[
     Path, typer.Argument(metavar="FACILITY", help="Facility file; see examples/facilities/.")
@@ -54,15 +51,29 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: stoker plan drift facility.yaml --registry reg-1:7310 -o json")(drift)
 
 
-def validate(facility: FacilityArgument, output: FormatOption = Format.TEXT) -> None:
+def validate(
+    facility: FacilityArgument,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Write it as one file, with all that it includes put in.")
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
     """Read a facility file and say what is in it, or every mistake with its line."""
+    from stoker.planner import facility_file  # slow to import, as all that reads files
+
     out = Output(output)
     value = _counts(facility_file.read(facility))
+    if whole:
+        text = facility_file.whole(facility)
+        out.result({"text": text}, Verbatim(text.rstrip("\n")))
+        return
     out.result(value, f"{facility} is a facility.", _pairs(value))
 
 
 def schema() -> None:
     """Write the JSON schema of facility files, for editors that check while one types."""
+    from stoker.planner import facility_file
+
     Output(Format.JSON).result(facility_file.schema())
 
 
@@ -71,6 +82,8 @@ def catalogue(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Show GPU, node and rack types that facility files can name, with the source of their figures."""
+    from stoker.planner import catalogue as types
+
     out = Output(output)
     known, file = types.load(), types.file()
     gpus = [
@@ -148,6 +161,9 @@ def import_(
 
     What the format does not say and was assumed is told on stderr.
     """
+    from stoker.planner import facility_file, importers
+    from stoker.planner.importers.part import Open
+
     out = Output(output)
     pairs = [text.rpartition("=") for text in node_type or ()]
     kinds = {name.strip(): kind.strip() for name, _, kind in pairs}
@@ -168,6 +184,10 @@ def drift(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Compare a facility file with what agents report. Exit status 1 where they differ."""
+    from stoker.planner import facility_file
+    from stoker.planner.core.facility import drift as differences
+    from stoker.planner.reported import observed
+
     out = Output(output)
     known = facility_file.read(facility)
     looked = dict(_looked(text) for text in topo or ())
@@ -187,14 +207,17 @@ def drift(
         raise typer.Exit(1)
 
 
-def _looked(text: str) -> tuple[str, nvidia_topo.Matrix]:
+def _looked(text: str) -> tuple[str, Matrix]:
+    from stoker.planner.facility_file import MOST_BYTES
+    from stoker.planner.importers import nvidia_topo
+
     node, equals, path = text.partition("=")
     if not equals:
         raise InvalidRequest.field("--topo", f"{text!r}: write it as NODE=FILE")
-    return node, nvidia_topo.matrix(yaml_file.text(Path(path), facility_file.MOST_BYTES), path)
+    return node, nvidia_topo.matrix(yaml_file.text(Path(path), MOST_BYTES), path)
 
 
-def _with_links(node: ObservedNode, looked: Mapping[str, nvidia_topo.Matrix]) -> ObservedNode:
+def _with_links(node: ObservedNode, looked: Mapping[str, Matrix]) -> ObservedNode:
     matrix = looked.get(node.name)
     if matrix is None:
         return node

@@ -62,6 +62,7 @@ class _Round:
         self._deletes: list[str] = []
         self._unplaced: list[Unplaced] = []
         self._why: dict[str, str] = {}
+        self._moves: dict[str, str] = {}
         self._freed: set[str] = set()
         self._unmet: set[str] = set()
         self._leavers: set[str] = set()
@@ -88,6 +89,7 @@ class _Round:
             deletes=tuple(self._deletes),
             unplaced=tuple(self._unplaced),
             replacing=self._replacing(),
+            moves=self._moves,
             why=self._why,
         )
 
@@ -191,6 +193,8 @@ class _Round:
             excess = max(0, len(running) - want.replicas)
             if len(running) >= want.replicas:
                 short[deployment.name] = max(0, rollout.surge(running) - excess)
+        for name in self._move(remaining):
+            short[name] = max(0, short.get(name, 0) - 1)
         found = self._search(short)
         blocked = []
         for deployment, want, running in remaining:
@@ -198,12 +202,28 @@ class _Round:
             left -= self._place(deployment, found.places.get(deployment.name, ()), "replaces one that leaves")
             if left <= 0:
                 continue
-            moving = sum(runner.displaced for runner in running) - max(0, len(running) - want.replicas)
+            moving = sum(runner.displaced and not runner.moved for runner in running) - max(
+                0, len(running) - want.replicas
+            )
             if moving > 0:
                 self._note_unplaced(deployment, min(left, moving), found, _STUCK)
             if any(runner.outdated and not runner.displaced for runner in running):
                 blocked.append((deployment, want, running))
         self._renew_in_place(blocked, found)
+
+    def _move(self, remaining: Sequence[_Remaining]) -> Iterator[str]:
+        """Places successors where an operator wants them; yields the deployment of each replica that has to move."""
+        for deployment, want, running in remaining:
+            for runner in running:
+                if not runner.moved or len(running) != want.replicas:
+                    continue
+                nodes = frozenset(member.node for member in self._problem.moves[runner.id])
+                found = self._search({deployment.name: 1}, only=nodes)
+                placed = self._place(deployment, found.places.get(deployment.name, ()), "moved as asked")
+                there = " and ".join(sorted(nodes))
+                why = found.why.get(deployment.name, "no port is left there")
+                self._moves[runner.id] = "" if placed else f"{deployment.name} has no place on {there}: {why}"
+                yield deployment.name
 
     def _renew_in_place(self, blocked: Sequence[_Remaining], found: Found) -> None:
         firsts = {}
@@ -223,8 +243,11 @@ class _Round:
 
     # --- placing and noting ---
 
-    def _search(self, wanted: Mapping[str, int], but: Collection[str] = ()) -> Found:
-        """Places for `wanted` more of each deployment while all stands that does, but for those named in `but`."""
+    def _search(
+        self, wanted: Mapping[str, int], but: Collection[str] = (), only: Collection[str] | None = None
+    ) -> Found:
+        """Places for `wanted` more of each deployment while all stands that does, but for those named in `but`; on
+        nodes in `only`, or on any."""
         wanted = {name: number for name, number in wanted.items() if number > 0}
         if not wanted:
             return Found()
@@ -232,7 +255,16 @@ class _Round:
         after = {**self._standing, **self._puts}
         standing = [assignment for replica, assignment in after.items() if replica not in gone]
         standing += [replace(place, replica=f"({number})") for number, place in enumerate(self._reserved)]
-        return siting.search(self._problem, wanted, standing, self._leavers, search_s=self._limits.search_s)
+        problem = self._problem if only is None else siting.confined(self._problem, only)
+        limits = self._limits
+        return siting.search(
+            problem,
+            wanted,
+            standing,
+            self._leavers,
+            search_s=limits.search_s,
+            search_least=limits.search_least,
+        )
 
     @cached_property
     def _capacity(self) -> Capacity:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stoker.planner.core import placement
-from stoker.planner.core.facility.observed import ObservedGpu, ObservedNode, facility_of
+from stoker.planner.core.facility.observed import ObservedGpu, ObservedNode, facility_of, merged
+from stoker.planner.core.facility.values import Facility
 from stoker.planner.core.placement import Domain, Need, Pair, Placed, PlacementProblem
 from stoker.planner.core.placement.ground import Ground, ground, natural
 from stoker.planner.core.units import Bytes, BytesPerSecond
@@ -30,12 +31,27 @@ class Found:
 
 def ground_of(nodes: Iterable[Node]) -> Ground:
     """What agents alone tell: no limit on power, each host in a rack of its own where no label names one."""
-    return ground(
-        facility_of(
-            ObservedNode(node.id, tuple(ObservedGpu(index, "", Bytes(0)) for index in sorted(node.gpus)), node.labels)
-            for node in nodes
-        )
-    )
+    return ground(facility_of(_observed(nodes)))
+
+
+def merged_with(facility: Facility, nodes: Iterable[Node]) -> Facility:
+    """A facility as written, with the GPUs that `nodes` have."""
+    return merged(facility, _observed(nodes))
+
+
+def whole(problem: Problem, surface: Ground, counts: Mapping[str, int]) -> PlacementProblem:
+    """The fleet as one problem: what stands, and what is lacking to `counts` replicas of each deployment."""
+    standing = placement_problem(problem, surface, {}, problem.assignments).standing
+    have = Counter(placed.deployment for placed in standing)
+    lacking = {name: max(0, count - have[name]) for name, count in counts.items()}
+    return placement_problem(problem, surface, lacking, problem.assignments)
+
+
+def _observed(nodes: Iterable[Node]) -> list[ObservedNode]:
+    return [
+        ObservedNode(node.id, tuple(ObservedGpu(index, "", Bytes(0)) for index in sorted(node.gpus)), node.labels)
+        for node in nodes
+    ]
 
 
 def search(
@@ -45,12 +61,15 @@ def search(
     leaving: Collection[str] = (),
     *,
     search_s: float = 0.0,
+    search_least: int = 1,
 ) -> Found:
     """Places for `wanted` more replicas of each deployment beside those that are `standing`. Those in `leaving` hold
-    what they have and count as nobody's. Nothing that stands moves."""
+    what they have and count as nobody's. Nothing that stands moves. A batch of `search_least` with GPUs is searched
+    for at most `search_s` seconds; others get the first places found."""
     surface = problem.ground or ground_of(problem.nodes)
     asked = placement_problem(problem, surface, wanted, standing, leaving)
-    if search_s > 0 and any(need.gpus for need in asked.needs if wanted.get(need.deployment)):
+    batch = sum(wanted.get(need.deployment, 0) for need in asked.needs if need.gpus)
+    if search_s > 0 and batch >= search_least:
         made = placement.place(asked, time_limit_s=search_s, ground=surface)
     else:
         made = placement.greedy(asked, ground=surface)
@@ -58,6 +77,11 @@ def search(
     for each in sorted((p for p in made.placed if p.replica in made.fresh), key=lambda p: natural(p.replica)):
         places[each.deployment].append(tuple(Member(member.node, member.gpus) for member in each.members))
     return Found(places, {each.deployment: each.words for each in made.unplaced})
+
+
+def confined(problem: Problem, nodes: Collection[str]) -> Problem:
+    """The same where only `nodes` get anything new."""
+    return replace(problem, unlisted=problem.unlisted | {node.id for node in problem.nodes if node.id not in nodes})
 
 
 def placement_problem(

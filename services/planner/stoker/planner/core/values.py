@@ -127,7 +127,8 @@ class Desired:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What an operator set: rendezvous ports, when absent nodes count as lost (seconds, see `loss`), and how long to
-    look for better places than the first ones found (seconds; 0: not at all)."""
+    look for better places than the first ones found (seconds; 0: not at all) where a round places at least
+    `search_least` replicas with GPUs."""
 
     rendezvous_ports: range = range(29_500, 29_700)
     grace_s: float = 20.0
@@ -135,6 +136,7 @@ class Limits:
     mass_grace_s: float = 300.0
     settle_s: float = 15.0
     search_s: float = 0.0
+    search_least: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +180,14 @@ class Unplaced:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to write, in one transaction: no id is in both. `why` has a few words on each put and delete."""
+    """What to write, in one transaction: no id is in both. `why` has a few words on each put and delete. `moves` says
+    of each replica that is to move why it cannot; nothing where it does."""
 
     puts: tuple[Assignment, ...] = ()
     deletes: tuple[str, ...] = ()
     unplaced: tuple[Unplaced, ...] = ()
     replacing: frozenset[str] = frozenset()
+    moves: Mapping[str, str] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
 
     @property
