@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from stoker.api.common.v1 import common_pb2, placement_pb2
 from stoker.api.registry.v1 import records_pb2
+from stoker.control.specs import spec_key
 from stoker.planner.core.loss import Presence
 from stoker.planner.core.placement import Domain
 from stoker.planner.core.units import BytesPerSecond, Watts
@@ -38,16 +38,6 @@ _DOMAINS = {
     if f"FAILURE_DOMAIN_{domain.name}" in placement_pb2.FailureDomain.keys()  # noqa: SIM118 - an enum, not a dict
 }
 _GROUP_SIZE = ("--tensor-parallel-size", "-tp")
-
-
-def spec_key(spec: common_pb2.DeploymentSpec) -> str:
-    """A name for what a replica runs: equal for specifications that differ in nothing but how many replicas."""
-    bare = common_pb2.DeploymentSpec()
-    bare.CopyFrom(spec)
-    bare.replicas = 0
-    bare.ClearField("scaling")
-    bare.ClearField("placement")
-    return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()[:16]
 
 
 def problem_of(

@@ -97,7 +97,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica that counts: `leaving` once it was told to drain."""
+    """A replica that counts: `leaving` once it was told to drain, `moving` while another is to take its place."""
 
     id: str
     deployment: str
@@ -107,6 +107,12 @@ class Replica:
     """When it came to stand so (monotonic seconds); None: not known."""
     domain: str = ""
     """What fails together with it: its rack, say. Empty: not known."""
+    moving: bool = False
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is ready, and stays where nobody removes it."""
+        return self.standing is Standing.READY and not self.moving
 
 
 @dataclass(frozen=True, slots=True)
