@@ -16,6 +16,8 @@ from stoker.registry.core import scaling, validation
 from stoker.registry.core.records import Kind, Name, Record
 from stoker.scaler.config import ScalerConfig
 from stoker.scaler.core.moving import Move, Runner, next_move
+from stoker.scaler.core.values import Load, Replica, Standing
+from stoker.scaler.core.victims import choose
 from stoker.scaler.rounds import ScalerRound
 from stoker.scaler.watching import Watching
 from tests.support.registry import snapshot
@@ -43,10 +45,33 @@ def test_a_new_specification_takes_over_one_by_one() -> None:
         Runner("chat-11", ready=False),
     ]
     assert next_move(runners) == Move(("chat-10",), ("chat-11",)), "by ordinal, as the planner takes them"
+    assert next_move(runners, ["chat-2"]) == Move(("chat-2",), ("chat-11",)), "unless the scaler named another"
     assert next_move(runners[:2]) is None, "nobody is there yet"
     other = [Runner("chat-2", ready=True, outdated=True, alike=False), Runner("chat-3", ready=True)]
     assert next_move(other) is None, "of another model"
     assert next_move([Runner("chat-2", ready=True)]) is None
+
+
+def test_replicas_that_are_replaced_are_what_is_too_much_the_cheapest_first_whatever_their_domain() -> None:
+    def replica(name: str, standing: Standing = Standing.READY, *, moving: bool = False) -> Replica:
+        return Replica(name, "chat", standing, domain="r1" if moving else "r2", moving=moving)
+
+    loads = {name: Load(0.0, running, 0) for name, running in (("chat-0", 1), ("chat-1", 5), ("chat-2", 0))}
+    replicas = [
+        replica("chat-0", moving=True),
+        replica("chat-1", moving=True),
+        replica("chat-2"),
+        replica("chat-3", Standing.STARTING),
+    ]
+
+    def victims(surplus: int, before: Sequence[str] = ()) -> tuple[str, ...]:
+        return choose(replicas, surplus, loads, 0.0, fresh_s=10.0, before=before, domain_least=1).victims
+
+    assert victims(1) == ("chat-0",), "before what starts in its place"
+    assert victims(1, ["chat-1"]) == ("chat-1",), "once chosen"
+    assert victims(1, ["chat-2"]) == ("chat-0",)
+    assert victims(3) == ("chat-0", "chat-1", "chat-3")
+    assert victims(4) == ("chat-0", "chat-1", "chat-3"), "the last in its rack"
 
 
 class World:

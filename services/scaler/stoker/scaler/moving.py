@@ -37,7 +37,9 @@ class Moving:
         self._seen = self._view.revision
         runners = self._runners()
         self.movers = frozenset(r.id for those in runners.values() for r in those if r.displaced or r.outdated)
-        self.moves = {name: move for name, those in runners.items() if (move := next_move(those)) is not None}
+        chosen = {name: desired.victims for name in runners if (desired := self._view.desired.get(name)) is not None}
+        moves = ((name, next_move(those, chosen.get(name, ()))) for name, those in runners.items())
+        self.moves = {name: move for name, move in moves if move is not None}
         for name in self._planned.keys() - self.moves.keys():
             del self._planned[name]
 

@@ -102,7 +102,10 @@ class Watching:
         return {name: memory.history(self.starts.startup(name), wall) for name, memory in self.memories.items()}
 
     def warmings(self, decision: Decision, warm_s: float, now: float) -> Sequence[Warming]:
-        """What those that stay are to compute of what the victims hold, each for at most `warm_s` seconds."""
+        """What those that stay are to compute of what the victims hold, each for at most `warm_s` seconds; `moved`
+        tells it of those that are replaced."""
+        move = self.moving.moves.get(decision.deployment)
+        going = [name for name in decision.victims if move is None or name not in move.going]
         mine = [r for r in self._view.replicas.values() if r.deployment == decision.deployment]
         heirs = [
             r.replica_id
@@ -112,7 +115,7 @@ class Watching:
             and standing_of(r) is Standing.READY
         ]
         budget = self._budget(decision.deployment, warm_s, len(heirs))
-        return self.caches.warmings(decision.deployment, decision.victims, heirs, budget, now)
+        return self.caches.warmings(decision.deployment, going, heirs, budget, now) if going else ()
 
     def moved(self, deployment: str, move: Move, warm_s: float, now: float) -> Sequence[Warming]:
         """The same of replicas that are replaced."""

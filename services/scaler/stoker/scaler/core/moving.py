@@ -30,15 +30,17 @@ class Move:
     heirs: tuple[str, ...]
 
 
-def next_move(runners: Sequence[Runner]) -> Move | None:
+def next_move(runners: Sequence[Runner], victims: Sequence[str] = ()) -> Move | None:
     """What moves next of one deployment; None where nothing does, or nobody is there to take it.
 
     In the order in which the planner lets them go: what drains goes together, what runs an earlier specification one
-    by one, the highest ordinal first. What goes later is no heir: it would take along again what it was given.
+    by one, `victims` first, then the highest ordinal. What goes later is no heir: it would take along again what it
+    was given.
     """
     able = [runner for runner in runners if runner.ready and runner.alike]
     going = [runner.id for runner in able if runner.displaced]
     renewed = sorted((r.id for r in able if r.outdated and not r.displaced), key=by_ordinal)
-    going += renewed[:1]
+    named = [name for name in renewed if name in victims]
+    going += named or renewed[:1]
     heirs = [runner.id for runner in runners if not runner.displaced and not runner.outdated]
     return Move(tuple(sorted(going)), tuple(sorted(heirs))) if going and heirs else None

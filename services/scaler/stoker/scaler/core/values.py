@@ -109,11 +109,6 @@ class Replica:
     """What fails together with it: its rack, say. Empty: not known."""
     moving: bool = False
 
-    @property
-    def serves(self) -> bool:
-        """Whether it is ready, and stays where nobody removes it."""
-        return self.standing is Standing.READY and not self.moving
-
 
 @dataclass(frozen=True, slots=True)
 class Load:
