@@ -73,8 +73,8 @@ def gpus(count: int) -> list[common_pb2.Gpu]:
 
 
 async def test_from_a_deployment_to_ready_replicas_and_back(fleet: Fleet) -> None:
-    in_one_rack = {"gpus": gpus(2), "labels": {"rack": "r1"}}
-    async with fleet.agent(node("n1", **in_one_rack)), fleet.agent(node("n2", **in_one_rack)) as second:
+    first, other = (node(name, gpus=gpus(2), labels={"rack": "r1"}) for name in ("n1", "n2"))
+    async with fleet.agent(first), fleet.agent(other) as second:
         await fleet.client.put_deployment(spec("chat", replicas=4, gpus_per_node=1))
         await eventually(lambda: fleet.ready(4))
         assert fleet.replicas() == {"chat-0": "n1", "chat-1": "n1", "chat-2": "n2", "chat-3": "n2"}

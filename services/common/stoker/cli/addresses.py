@@ -86,6 +86,10 @@ class Addresses:
         """The scalers. Raises StokerError when none is known."""
         return self._require(self.scalers, "scaler", "--scaler", "STOKER_SCALER")
 
+    def require_planners(self) -> tuple[str, ...]:
+        """The planners. Raises StokerError when none is known."""
+        return self._require(self.planners, "planner", "--planner", "STOKER_PLANNER")
+
     def _require(self, found: tuple[str, ...], what: str, flag: str, variable: str) -> tuple[str, ...]:
         if not found:
             lost = LocalStack(home := Home.default()).lost()

@@ -48,7 +48,8 @@ def place(surface: Ground, request: planner_pb2.PlaceRequest, task: Task) -> pla
     """A placement from nothing."""
     deployments = [deployment_of(spec) for spec in _checked(request.deployments)]
     counts = {spec.name: spec.replicas for spec in request.deployments}
-    needs = tuple(siting.need_of(deployment, counts, surface, applied=True) for deployment in deployments)
+    spread = siting.default_spread(surface)
+    needs = tuple(siting.need_of(deployment, counts, spread) for deployment in deployments)
     slots = {node.name: 1 for node in surface.facility.nodes.values() if not node.gpus}
     began = time.monotonic()
     made = _placed(PlacementProblem(surface.facility, needs, slots=slots), surface, task, request.time_limit_s)

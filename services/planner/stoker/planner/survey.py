@@ -12,11 +12,11 @@ from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
 from stoker.common.errors import StokerError
 from stoker.planner import catalogue, facility_file
-from stoker.planner.core.facility.observed import ObservedGpu, ObservedNode, facility_of, merged
+from stoker.planner.core.facility.observed import facility_of, merged
 from stoker.planner.core.facility.values import Facility
 from stoker.planner.core.placement.ground import Ground, ground
-from stoker.planner.core.units import Bytes
 from stoker.planner.core.values import Problem
+from stoker.planner.reported import observed
 from stoker.registry.core import documents
 
 log = structlog.get_logger(__name__)
@@ -91,34 +91,13 @@ class Surveyor:
         log.warning("planner.facility_refused", revision=self._read_revision, because=self._problem)
 
     def _surveyed(self, nodes: Mapping[str, common_pb2.Node]) -> Survey:
-        reported = observed(nodes)
+        reported = [observed(node) for node in nodes.values()]
         if self._facility is None:
             surface = ground(facility_of(reported, catalogue.load().gpu_types))
             # A facility that nobody here could ever read may forbid anything: then no node is listed.
             return Survey(surface, frozenset() if self._problem else None, problem=self._problem)
         whole = merged(self._facility, reported)
         return Survey(ground(whole), frozenset(self._facility.nodes), self._revision, self._problem)
-
-
-def observed(nodes: Mapping[str, common_pb2.Node]) -> list[ObservedNode]:
-    """Agents' reports as the facility's core takes them."""
-    return [
-        ObservedNode(
-            name,
-            tuple(
-                ObservedGpu(
-                    gpu.index,
-                    gpu.name,
-                    Bytes(gpu.memory_bytes),
-                    gpu.numa_node,
-                    gpu.pci_bus_id,
-                )
-                for gpu in node.gpus
-            ),
-            dict(node.labels),
-        )
-        for name, node in nodes.items()
-    ]
 
 
 def _identity(node: common_pb2.Node) -> tuple[object, ...]:

@@ -75,8 +75,9 @@ def violations(problem: Problem, surface: Ground, state: State | None = None) ->
 def _unlisted(problem: Problem) -> Iterator[Violation]:
     for node in sorted(problem.unlisted):
         there = _on(problem, [node])
-        runs = f"runs {_named(there)}" if there else "reports, and gets nothing"
-        yield Violation("node", node, f"node {node} {runs}, and the facility does not list it", there[:MOST_NAMED])
+        runs = f"; it runs {_named(there)}" if there else ""
+        words = f"node {node} is not in the facility: it gets nothing new{runs}"
+        yield Violation("node", node, words, there[:MOST_NAMED])
 
 
 def _missing_gpus(problem: Problem, surface: Ground) -> Iterator[Violation]:

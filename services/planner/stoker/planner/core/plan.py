@@ -255,13 +255,13 @@ class _Round:
         after = {**self._standing, **self._puts}
         standing = [assignment for replica, assignment in after.items() if replica not in gone]
         standing += [replace(place, replica=f"({number})") for number, place in enumerate(self._reserved)]
-        problem = self._problem if only is None else siting.confined(self._problem, only)
         limits = self._limits
         return siting.search(
-            problem,
+            self._problem,
             wanted,
             standing,
             self._leavers,
+            only=only,
             search_s=limits.search_s,
             search_least=limits.search_least,
         )

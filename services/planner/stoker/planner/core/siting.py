@@ -60,14 +60,18 @@ def search(
     standing: Iterable[Assignment],
     leaving: Collection[str] = (),
     *,
+    only: Collection[str] | None = None,
     search_s: float = 0.0,
     search_least: int = 1,
 ) -> Found:
-    """Places for `wanted` more replicas of each deployment beside those that are `standing`. Those in `leaving` hold
-    what they have and count as nobody's. Nothing that stands moves. A batch of `search_least` with GPUs is searched
-    for at most `search_s` seconds; others get the first places found."""
+    """Places for `wanted` more replicas of each deployment beside those that are `standing`, which do not move. Those
+    in `leaving` hold what they have and count as nobody's. With `only`, on these nodes alone. A batch of
+    `search_least` with GPUs is searched for at most `search_s` seconds; others get the first places found.
+    """
     surface = problem.ground or ground_of(problem.nodes)
     asked = placement_problem(problem, surface, wanted, standing, leaving)
+    if only is not None:
+        asked = replace(asked, closed=asked.closed | (surface.facility.nodes.keys() - set(only)))
     batch = sum(wanted.get(need.deployment, 0) for need in asked.needs if need.gpus)
     if search_s > 0 and batch >= search_least:
         made = placement.place(asked, time_limit_s=search_s, ground=surface)
@@ -77,11 +81,6 @@ def search(
     for each in sorted((p for p in made.placed if p.replica in made.fresh), key=lambda p: natural(p.replica)):
         places[each.deployment].append(tuple(Member(member.node, member.gpus) for member in each.members))
     return Found(places, {each.deployment: each.words for each in made.unplaced})
-
-
-def confined(problem: Problem, nodes: Collection[str]) -> Problem:
-    """The same where only `nodes` get anything new."""
-    return replace(problem, unlisted=problem.unlisted | {node.id for node in problem.nodes if node.id not in nodes})
 
 
 def placement_problem(
@@ -109,25 +108,24 @@ def placement_problem(
         members = tuple(placement.Member(member.node, member.gpus) for member in assignment.members)
         placed.append(Placed(assignment.replica, name, members))
     counts = {d.name: staying[d.name] + wanted.get(d.name, 0) for d in problem.deployments}
-    needs = [need_of(d, counts, surface, applied=problem.applied) for d in problem.deployments]
+    closed = frozenset(shut | absent)
+    spread = default_spread(surface, closed) if problem.applied else frozenset()
+    needs = [need_of(d, counts, spread) for d in problem.deployments]
     needs += [_unneeded(need) for need in needs if need.deployment in leavers]
     return PlacementProblem(
         facility=surface.facility,
         needs=tuple(needs),
         standing=tuple(placed),
-        closed=frozenset(shut | absent),
+        closed=closed,
         slots={node.id: node.cpu_slots for node in problem.nodes if not node.gpus},
         engines={node.id: node.engines for node in problem.nodes},
         reserved=frozenset(each.replica for each in placed),
     )
 
 
-def need_of(deployment: Deployment, counts: Mapping[str, int], surface: Ground, *, applied: bool) -> Need:
-    """What `counts` replicas of a deployment ask for."""
+def need_of(deployment: Deployment, counts: Mapping[str, int], spread: frozenset[Domain]) -> Need:
+    """What `counts` replicas of a deployment ask for; `spread` is over what, where it does not say."""
     wishes, replicas = deployment.wishes, counts[deployment.name]
-    spread = wishes.spread_over
-    if spread is None:
-        spread = default_spread(surface) if applied else frozenset()
     rate = BytesPerSecond(wishes.pair_rate * replicas)
     return Need(
         deployment=deployment.name,
@@ -141,7 +139,7 @@ def need_of(deployment: Deployment, counts: Mapping[str, int], surface: Ground, 
         busy_power=wishes.busy_power,
         peer_rate=wishes.peer_rate,
         pair=Pair(wishes.pair, rate) if wishes.pair in counts and replicas and counts[wishes.pair] else None,
-        spread_over=spread,
+        spread_over=spread if wishes.spread_over is None else wishes.spread_over,
         largest_share=wishes.largest_share,
         regions=wishes.regions,
         near=wishes.near,
@@ -150,11 +148,18 @@ def need_of(deployment: Deployment, counts: Mapping[str, int], surface: Ground, 
     )
 
 
-def default_spread(surface: Ground) -> frozenset[Domain]:
-    """Racks and sources of power, each where not all nodes fail with one: nothing is spread over a single one."""
+def default_spread(surface: Ground, closed: Collection[str] = ()) -> frozenset[Domain]:
+    """Racks and sources of power, each where not all nodes fail with one: nothing is spread over a single one.
+
+    Of the nodes that are not `closed`: where only one rack is left, half of the replicas are not kept out of it.
+    """
     kinds = set()
     for kind in (Domain.RACK, Domain.SOURCE):
-        keys = [frozenset(key for key in keys if key[0] == kind.value) for keys in surface.keys.values()]
+        keys = [
+            frozenset(key for key in keys if key[0] == kind.value)
+            for node, keys in surface.keys.items()
+            if node not in closed
+        ]
         if keys and not frozenset.intersection(*keys):
             kinds.add(kind)
     return frozenset(kinds)
