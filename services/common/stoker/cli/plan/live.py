@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import grpc
 import typer
@@ -23,8 +23,10 @@ from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, StokerE
 from stoker.common.tls import Tls
 from stoker.registry.core import documents
 
+if TYPE_CHECKING:
+    Stub = planner_pb2_grpc.PlannerServiceAsyncStub
+
 R = TypeVar("R")
-Stub = planner_pb2_grpc.PlannerServiceAsyncStub
 
 _CALL_S = 30.0
 _POLL_S = 0.5
@@ -160,7 +162,7 @@ def defrag(
     with out.progress() as progress:
         progress.say("searching for moves")
         answer = run(_ask(targets, tls, lambda stub: stub.ProposeMoves(request, timeout=_CALL_S + search_s)))
-    value = {
+    value: dict[str, Any] = {
         "moves": [_move_json(move) for move in answer.moves],
         "placed_more": answer.placed_more,
         "scores": _scores_json(answer.scores_now, answer.scores),
@@ -191,7 +193,7 @@ async def _make(
         for number, move in enumerate(moves):
             say(f"move {number + 1} of {len(moves)}: {move.replica_id}")
             request = planner_pb2.MoveReplicaRequest(replica_id=move.replica_id, members=move.to_members)
-            await _ask(planners, tls, lambda stub, request=request: stub.MoveReplica(request, timeout=_CALL_S + 30))
+            await _move(planners, tls, request)
             deadline = time.monotonic() + timeout_s
             while any(each.replica_id == move.replica_id for each in (await fleets.fleet()).records.assignments):
                 if time.monotonic() > deadline:
@@ -201,6 +203,10 @@ async def _make(
                     )
                 await asyncio.sleep(_POLL_S)
     return len(moves)
+
+
+async def _move(planners: Sequence[str], tls: Tls | None, request: planner_pb2.MoveReplicaRequest) -> None:
+    await _ask(planners, tls, lambda stub: stub.MoveReplica(request, timeout=2 * _CALL_S))
 
 
 async def _facility(registries: Registries) -> records_pb2.Facility | None:
