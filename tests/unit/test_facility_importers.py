@@ -102,7 +102,7 @@ def test_what_slurm_does_not_say_is_told() -> None:
         ("SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2\n", "file:2: switch a is described twice"),
         ("SwitchName=a\n", "file:1: switch a has neither Nodes nor Switches"),
         ("SwitchName=a Switches=b\nSwitchName=b Switches=a\n", "file: a is above itself"),
-        ("SwitchName=a Switches=b\n", "file: a is above itself, or above a switch that is not described"),
+        ("SwitchName=a Switches=b\n", "file: a is above itself, above a switch that is not described"),
     ],
 )
 def test_slurm_that_is_none(text: str, told: str) -> None:

@@ -21,7 +21,7 @@ from stoker.planner.core.facility.values import (
     Switch,
 )
 from stoker.planner.core.units import link_rate, watts
-from stoker.planner.facility_names import Names, Place
+from stoker.planner.facility_names import Names, Place, TooMany
 from stoker.planner.facility_schema import (
     EnvelopeEntry,
     FabricEntry,
@@ -35,10 +35,16 @@ from stoker.planner.facility_schema import (
 )
 from stoker.planner.facility_types import Types, Wrong, hint, node_entry
 
+_ALIKE = 2
+"""So many faults are told of one line."""
+
 
 def build(file: FacilityFile, catalogue: FacilityFile, wrong: Wrong) -> Facility:
     """The facility, as far as it can be made; what is wrong is told by path in the file."""
-    return _Build(file, catalogue, wrong).run()
+    try:
+        return _Build(file, catalogue, wrong).run()
+    except TooMany:
+        return Facility(file.name)
 
 
 class _Build:
@@ -80,10 +86,20 @@ class _Build:
             distances=tuple(self._distances()),
             envelopes=tuple(self._envelopes),
         )
-        for fault in checks.faults(facility):
-            path = self._feed_paths.get(fault.name) or self._names.paths.get(fault.name, "")
-            self._wrong(path, f"{fault.name}: {fault.what}")
+        self._tell(checks.faults(facility))
         return facility
+
+    def _tell(self, faults: Iterable[checks.Fault]) -> None:
+        """Tell the faults; of many at one place, as of all racks of a range, the first ones."""
+        told: Counter[str] = Counter()
+        for fault in faults:
+            path = self._feed_paths.get(fault.name) or self._names.paths.get(fault.name, "")
+            told[path] += 1
+            if told[path] <= _ALIKE:
+                self._wrong(path, f"{fault.name}: {fault.what}")
+        for path, count in told.items():
+            if count > _ALIKE:
+                self._wrong(path, f"and {count - _ALIKE} more faults of what stands here")
 
     # --- places ---
 
@@ -221,10 +237,9 @@ class _Build:
 
     def _topped(self, feed: Feed) -> Feed:
         """A feed with the source that stands at the top of its tree."""
-        top, seen = feed, {feed.name}
-        while top.parent in self._feeds and top.parent not in seen:
-            seen.add(top.parent)
-            top = self._feeds[top.parent]
+        top = feed
+        for _ in range(checks.DEEPEST_FEED):
+            top = self._feeds.get(top.parent, top)
         return replace(feed, source=top.source or top.name)
 
     # --- nodes ---
@@ -258,6 +273,7 @@ class _Build:
         if not self._types.known_node_type(entry.type, path) or not self._names.claimed(name, path):
             return
         kind = self._types.entries[entry.type]
+        self._names.count(kind.gpus or 0, path)
         height = self._types.nodes[entry.type].height_u
         self._nodes[name] = Node(
             name,
@@ -290,12 +306,17 @@ class _Build:
     def _domains(self) -> None:
         for domain, patterns in self._file.scale_up_domains.items():
             path = f"scale_up_domains.{domain}"
-            for name in self._names.listed(patterns, path):
-                node = self._nodes.get(name)
-                if node is None:
-                    self._wrong(path, f"no such node as {name!r}; {hint(name, self._nodes)}")
-                    continue
+            for name in self._known(self._names.listed(patterns, path), path):
+                node = self._nodes[name]
                 self._nodes[name] = replace(node, gpus=tuple(replace(gpu, scale_up=domain) for gpu in node.gpus))
+
+    def _known(self, names: list[str], path: str) -> list[str]:
+        """Those of the names that are nodes; the others are told, by the first of them."""
+        unknown = [name for name in names if name not in self._nodes]
+        if unknown:
+            more = f", nor {len(unknown) - 1} more" if unknown[1:] else ""
+            self._wrong(path, f"no such node as {unknown[0]!r}{more}; {hint(unknown[0], self._nodes)}")
+        return [name for name in names if name in self._nodes]
 
     # --- fabric ---
 
@@ -314,8 +335,7 @@ class _Build:
             uppers = self._names.expanded(entry.upper, path, {})
             for lower in self._names.expanded(entry.lower, path, {}):
                 for upper in uppers:
-                    if not self._names.room_for_one(path):
-                        return
+                    self._names.count(1, path)
                     for end in (lower, upper):
                         self._names.paths.setdefault(end, path)
                     rate, latency = link_rate(entry.gbit_per_s), entry.latency_us / 1e6
@@ -324,12 +344,9 @@ class _Build:
     def _add_fabrics(self) -> None:
         for name, entry in self._file.fabrics.items():
             path = f"fabrics.{name}"
-            nodes = self._names.listed(entry.nodes, path)
-            unknown = [node for node in nodes if node not in self._nodes]
-            if unknown:
-                more = f", nor {len(unknown) - 1} more" if unknown[1:] else ""
-                self._wrong(path, f"no such node as {unknown[0]!r}{more}; {hint(unknown[0], self._nodes)}")
-            elif nodes:
+            named = self._names.listed(entry.nodes, path)
+            nodes = self._known(named, path)
+            if nodes and len(nodes) == len(named):
                 self._fabric(name, entry, nodes, path)
 
     def _fabric(self, name: str, entry: FabricEntry, nodes: list[str], path: str) -> None:
@@ -353,6 +370,7 @@ class _Build:
             spines=entry.spines,
             latency_s=entry.latency_us / 1e6,
         )
+        self._names.count(len(nodes) * ports, path)
         made = fabrics.rails if entry.kind == "rail-optimised" else fabrics.clos
         try:
             switches, links = fabrics.built(fabric, made(name, nodes, entry.nodes_per_leaf, ports))

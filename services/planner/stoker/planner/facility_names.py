@@ -13,7 +13,11 @@ Place = Mapping[str, str]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,126}")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|([a-z]+))")
-_MOST_THINGS = 4 * MOST_NAMES
+MOST_THINGS = 10 * MOST_NAMES
+
+
+class TooMany(Exception):
+    """The file makes more than any facility has."""
 
 
 class Names:
@@ -32,6 +36,7 @@ class Names:
         except BadRange as error:
             self._wrong(path, str(error))
             return []
+        self.count(len(names), path)
         bad = next((name for name in names if not _NAME.fullmatch(name)), None)
         if bad is not None:
             self._wrong(path, f"{bad[:80]!r} is no name: letters, digits and . _ : - within, at most 127")
@@ -61,11 +66,11 @@ class Names:
             self._wrong(path, f"the name {name} is taken already, by {self.paths[name]}; names are unique over all")
             return False
         self.paths[name] = path
-        return self.room_for_one(path)
+        return True
 
-    def room_for_one(self, path: str) -> bool:
-        """Count one thing more; False where there are too many, which is told once."""
-        self._made += 1
-        if self._made == _MOST_THINGS:
-            self._wrong(path, f"makes more than {_MOST_THINGS} things; that is rather a slip than a facility")
-        return self._made < _MOST_THINGS
+    def count(self, things: int, path: str) -> None:
+        """Count what a file makes: names, GPUs, cables. Raises TooMany, which is told."""
+        self._made += things
+        if self._made > MOST_THINGS:
+            self._wrong(path, f"makes more than {MOST_THINGS:,} things; that is rather a slip than a facility")
+            raise TooMany

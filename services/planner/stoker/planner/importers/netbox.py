@@ -48,6 +48,8 @@ def parse(text: str, source: str, left_open: Open) -> Imported:
     for row in rows:
         if not row.kind:
             racks[row.site, row.location, row.name] = RackEntry(height_u=row.height_u, weight_kg=row.most_kg)
+    # A device may be told with another location than its rack's own.
+    by_name = {(key[0], key[2]): key for key in reversed(racks)}
     known = {name.lower(): name for name in catalogue.load().node_types}
     known |= {name.lower(): kind for name, kind in left_open.node_types.items() if name}
     for row in rows:
@@ -56,7 +58,8 @@ def parse(text: str, source: str, left_open: Open) -> Imported:
         if not row.rack:
             homeless += 1
             continue
-        rack = racks.setdefault(_rack_key(row, racks), RackEntry())
+        key = by_name.setdefault((row.site, row.rack), (row.site, row.location, row.rack))
+        rack = racks.setdefault(key, RackEntry())
         kind = known.get(row.kind.lower()) or known.get(clean(row.kind, source).lower())
         if kind is None:
             notes[row.kind] += 1
@@ -74,12 +77,6 @@ def parse(text: str, source: str, left_open: Open) -> Imported:
     if homeless:
         said.append(f"{homeless} devices stand in no rack and are left out")
     return Imported(FacilityFile(sites=_sites(racks)), tuple(said))
-
-
-def _rack_key(row: _Row, racks: dict[tuple[str, str, str], RackEntry]) -> tuple[str, str, str]:
-    """The rack of a device, which may be told with another location than the rack's own."""
-    same = [key for key in racks if key[0] == row.site and key[2] == row.rack]
-    return same[0] if same else (row.site, row.location, row.rack)
 
 
 def _sites(racks: dict[tuple[str, str, str], RackEntry]) -> dict[str, SiteEntry]:

@@ -16,6 +16,7 @@ from stoker.planner.facility_schema import FacilityFile, LinkEntry, NodeEntry, R
 
 T = TypeVar("T")
 
+_MOST_TIERS = 8
 _STRANGE = re.compile(r"[^A-Za-z0-9._:-]+")
 
 
@@ -78,8 +79,11 @@ def tree(
     waiting = list(dict.fromkeys([*nodes_of, *switches_of]))
     while waiting:
         ready = [s for s in waiting if all(child in tiers for child in switches_of.get(s, ()))]
-        if not ready:
-            raise yaml_file.bad(f"{source}: {waiting[0]} is above itself, or above a switch that is not described")
+        if not ready or len(set(tiers.values())) > _MOST_TIERS:
+            raise yaml_file.bad(
+                f"{source}: {waiting[0]} is above itself, above a switch that is not described, or "
+                f"more than {_MOST_TIERS} tiers high"
+            )
         for switch in ready:
             children = list(switches_of.get(switch, ()))
             tiers[switch] = max((tiers[child] + 1 for child in children), default=0)
