@@ -140,15 +140,17 @@ def random_facility(seed: int, racks: tuple[int, int] = (6, 24)) -> Facility:
     return replace(facility, nodes=nodes, racks=changed, feeds=feeds, links=links)
 
 
-def needs(facility: Facility, seed: int, fill: float = 0.75, largest: int = 6, count: int = 0) -> tuple[Need, ...]:
-    """Deployments that ask for about `fill` of the GPUs: single ones, gangs, and prefill with decode. With `count`,
-    so many replicas instead."""
+def needs(
+    facility: Facility, seed: int, fill: float = 0.75, largest: int = 6, count: int = 0, gangs: float = 0.2
+) -> tuple[Need, ...]:
+    """Deployments of up to `largest` replicas that ask for about `fill` of the GPUs: gangs with a chance of `gangs`,
+    half of the rest single ones, half prefill with decode. No more than `count` replicas, where that is given."""
     rng = Random(seed)
     free = fill * sum(len(node.gpus) for node in facility.nodes.values())
     made: list[Need] = []
     replicas = 0
     while free > 0 and (not count or replicas < count):
-        group = _group(rng, f"d{len(made)}", largest)
+        group = _group(rng, f"d{len(made)}", largest, gangs)
         size = sum(need.replicas * need.members * need.gpus for need in group)
         if not count and size > free and len(made) > 2:
             break
@@ -158,14 +160,14 @@ def needs(facility: Facility, seed: int, fill: float = 0.75, largest: int = 6, c
     return tuple(made)
 
 
-def _group(rng: Random, name: str, largest: int) -> Sequence[Need]:
+def _group(rng: Random, name: str, largest: int, gangs: float) -> Sequence[Need]:
     replicas = rng.randint(1, largest)
     kind = rng.random()
-    if kind < 0.5:
+    if kind < (1 - gangs) * 0.6:
         gpus = rng.choice((1, 2, 4, 4, 8))
         return [Need(name, replicas, gpus, tensor_parallel=gpus)]
     rate = BytesPerSecond(rng.choice(RATES) * 10**9)
-    if kind < 0.7:
+    if kind < (1 - gangs) * 0.6 + gangs:
         members = rng.choice((2, 2, 4))
         return [Need(name, max(1, replicas // 2), 8, members, tensor_parallel=8, peer_rate=rate)]
     gpus = rng.choice((2, 4, 8))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
-from stoker.common import svg
+from stoker.bench import svg
 
 _text = partial(svg.text, size=11)
 

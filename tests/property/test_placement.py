@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.facilities import needs, random_facility
-from stoker.planner.core.placement import PlacementProblem, greedy
+from stoker.planner.core.placement import PlacementProblem, greedy, place
 from tests.support.placement_checker import faults
 
 SEEDS = st.integers(0, 10_000)
@@ -49,3 +49,31 @@ def test_what_is_lost_is_placed_anew_under_its_name(seed: int, data: st.DataObje
     assert not faults(after, second.placed)
     hit = {one.replica for one in first.placed if any(member.node in lost for member in one.members)}
     assert second.moved <= hit
+
+
+@settings(max_examples=12)
+@given(SEEDS, st.floats(0.5, 1.2))
+def test_a_better_placement_breaks_no_limit_either(seed: int, fill: float) -> None:
+    facility = random_facility(seed, (2, 6))
+    problem = PlacementProblem(facility, needs(facility, seed, fill))
+    quick, better = greedy(problem), place(problem, time_limit_s=1.5, seed=seed)
+    assert not faults(problem, better.placed)
+    assert [score.value for score in better.scores] <= [score.value for score in quick.scores]
+    for score in better.scores:
+        assert score.bound is None or score.bound <= score.value + 1e-6
+
+
+@settings(max_examples=12)
+@given(SEEDS)
+def test_a_node_more_never_makes_it_infeasible(seed: int) -> None:
+    facility = random_facility(seed, (2, 5))
+    problem = PlacementProblem(facility, needs(facility, seed, 0.9))
+    names = sorted(facility.nodes)
+    without = replace(
+        facility,
+        nodes={name: facility.nodes[name] for name in names if name != names[seed % len(names)]},
+        links=tuple(link for link in facility.links if link.lower != names[seed % len(names)]),
+    )
+    fewer = place(replace(problem, facility=without), time_limit_s=2.0)
+    if fewer.feasible:
+        assert place(problem, time_limit_s=2.0).feasible

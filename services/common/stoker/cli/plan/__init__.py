@@ -1,5 +1,4 @@
-"""`stoker plan`: from a power envelope and a model to racks, GPUs and placements. On files, offline, and on a fleet
-that runs.
+"""`stoker plan`: from a power envelope and a model to racks, GPUs and placements. Works on files, offline.
 
 Each file of verbs here has an `add_to(app)`.
 """
@@ -8,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from stoker.cli.plan import capacity, facility, live, sizing
+from stoker.cli.plan import facility
 
 app = typer.Typer(
     help="Plan capacity and placements: what a facility can power, what a model needs, which GPUs each replica gets.",
@@ -22,6 +21,3 @@ def _common() -> None:
 
 
 facility.add_to(app)
-capacity.add_to(app)
-sizing.add_to(app)
-live.add_to(app)

@@ -32,7 +32,7 @@ def cells(state: State) -> list[Cell]:
         if name in problem.closed or name in problem.lost:
             continue
         node = ground.facility.nodes[name]
-        scale_up = next((gpu.scale_up for gpu in node.gpus if gpu.scale_up in ground.spans), "")
+        scale_up = ground.scale_up.get(name, "")
         labels = tuple(node.labels.get(key) for key in asked)
         engines = problem.engines.get(name) if problem.engines is not None else None
         path = ground.fabric.of[name]

@@ -69,14 +69,15 @@ def _scopes(greedy: Greedy, need: Need, spots: Sequence[_Spot]) -> list[list[_Sp
             by_scope[2 + tier, number].append(spot)
         by_scope[99, state.ground.fabric.whole[spot.node]].append(spot)
     touched = state.touched[need.deployment]
+    away = {spot.cell.number: greedy.is_away(spot.node) for spot in spots}
     ranked = []
     for (level, _), inside in by_scope.items():
         if _blocks(need, inside) * block(need) < need.members:
             continue
-        away = min(greedy.is_away(spot.node) for spot in inside)
+        afar = min(away[spot.cell.number] for spot in inside)
         held = min(touched["rack", spot.cell.rack] for spot in inside)
         bad = sorted(spot.bad for spot in inside)[need.members - 1]
-        ranked.append(((max(0, level - 1), away, bad, held, level, len(inside), inside[0].order), inside))
+        ranked.append(((max(0, level - 1), afar, bad, held, level, len(inside), inside[0].order), inside))
     return [inside for _, inside in sorted(ranked, key=lambda entry: entry[0])]
 
 

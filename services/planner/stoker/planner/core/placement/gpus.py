@@ -8,13 +8,14 @@ from functools import lru_cache
 
 from stoker.planner.core.facility.values import Gpu
 
-Layout = tuple[tuple[str, int, int, int], ...]
-"""Of each GPU of a node, by position: NVLink domain, PCIe root, NUMA node, rail."""
+Layout = tuple[tuple[int, int, int, int], ...]
+"""Of each GPU of a node, by position: NVLink domain (numbered within the node), PCIe root, NUMA node, rail."""
 
 
 def layout(gpus: Sequence[Gpu]) -> Layout:
-    """What matters for a choice among `gpus`."""
-    return tuple((gpu.scale_up, gpu.pcie_root, gpu.numa, gpu.rail) for gpu in gpus)
+    """What matters for a choice among `gpus`: the same for nodes of the same make."""
+    domains = {name: number for number, name in enumerate(dict.fromkeys(gpu.scale_up for gpu in gpus))}
+    return tuple((domains[gpu.scale_up], gpu.pcie_root, gpu.numa, gpu.rail) for gpu in gpus)
 
 
 @lru_cache(maxsize=65_536)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heapify, heappop, heapreplace
 from itertools import count
 
@@ -18,15 +19,15 @@ from stoker.planner.core.placement.ground import natural
 from stoker.planner.core.placement.prune import prune
 from stoker.planner.core.placement.state import State
 from stoker.planner.core.placement.values import Domain, Member, Need, Placed
-from stoker.planner.core.placement.worth import kv_shares, largest_member, stays, wanted_by_region
+from stoker.planner.core.placement.worth import kv_shares, stays, wanted_by_region
 
 Rank = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """A pair as one side sees it: by tier, the racks first, the difference of the two sides' shares in each place, in
-    parts of which each replica adds `step` and each is worth `rate` bytes per second."""
+    """A pair as one side sees it: by tier, NVLink domains first, by how much the two sides' shares differ in each
+    place, in parts of which each replica adds `step` and each is worth `rate` bytes per second."""
 
     rate: float
     step: int
@@ -56,18 +57,23 @@ class Greedy:
 
     def __init__(self, state: State, free_of: frozenset[str] = frozenset()) -> None:
         self.state = state
-        self.shelf = Shelf(state)
         self.free_of = free_of
         self.home: dict[int, int] = {}
         self._names: dict[str, Iterator[str]] = {}
         self._heaped: dict[str, int] = {}
         self._heaps: dict[str, list[tuple[Rank, int]]] = {}
-        self._largest: dict[int, int] = {}
         self._classes: dict[tuple[int, int, int], tuple[int, list[tuple[int, int, int, list[tuple[int, str]]]]]] = {}
+
+    @cached_property
+    def shelf(self) -> Shelf:
+        """What is free."""
+        return Shelf(self.state)
 
     def run(self, content: Collection[str] = ()) -> None:
         """Place all that is missing, but for deployments that have to be `content` with what they have."""
         for group in _groups([need for need in self.state.problem.needs if need.deployment not in content]):
+            if all(self.state.counts[need.deployment] >= need.replicas for need in group):
+                continue
             talks = len(group) > 1 or group[0].members > 1
             for need in _interleaved(self.state, group):
                 if talks and not self.home:
@@ -113,8 +119,8 @@ class Greedy:
 
     def _next(self, need: Need) -> tuple[Member, ...] | None:
         """As `_scan`, for what talks to nobody: while its fullest rack stays as full, places only get worse."""
-        if self._heaped.get(need.deployment) != self.state.worst[need.deployment]:
-            self._heaped[need.deployment] = self.state.worst[need.deployment]
+        if self._heaped.get(need.deployment) != self._worst(need):
+            self._heaped[need.deployment] = self._worst(need)
             ranked = ((self.rank(cell, need, []), cell.number) for cell in self.shelf.fitting(need))
             self._heaps[need.deployment] = [(rank, number) for rank, number in ranked if rank is not None]
             heapify(self._heaps[need.deployment])
@@ -143,8 +149,12 @@ class Greedy:
             region = self.state.ground.region(node)
             too_many_there = touched["region", region] >= wanted_by_region(need).get(region, 0)
         cost = self.state.ground.gpu_cost(node)
-        worse = touched["rack", cell.rack] >= self.state.worst[need.deployment]
+        worse = touched["rack", cell.rack] >= self._worst(need)
         return bad, over, leaving, too_many_there, worse, broken, cost, left
+
+    def _worst(self, need: Need) -> int:
+        touched = self.state.touched[need.deployment]
+        return max((number for (kind, _), number in touched.items() if kind == "rack"), default=0)
 
     def _best_class(self, cell: Cell, need: Need) -> tuple[int, int, int, str] | None:
         """The node of `cell` that suits best: how badly groups lie, GPUs that break off, GPUs left, its name."""
@@ -162,9 +172,7 @@ class Greedy:
         version, ranked = self._classes.get(key, (-1, []))
         if version == self.shelf.version[cell.number]:
             return ranked
-        if cell.number not in self._largest:
-            self._largest[cell.number] = largest_member(self.state, cell.nodes[0])
-        size, layout = self._largest[cell.number] or 1, self.state.ground.layouts[cell.nodes[0]]
+        size, layout = self.state.largest_member(cell.nodes[0]), self.state.ground.layouts[cell.nodes[0]]
         ranked = []
         for free, nodes in self.shelf.classes(cell):
             found = choose(layout, free, need.gpus, need.tensor_parallel) if need.gpus else ((), 0)
@@ -224,11 +232,13 @@ class Greedy:
         return found
 
     def _kv(self, cell: Cell, shares: Sequence[_Shares]) -> tuple[float, float]:
-        """What a replica in `cell` adds to KV over narrow uplinks, and to all KV that leaves a rack or a domain."""
+        """What a replica in `cell` adds to KV over narrow uplinks, and to all KV that leaves a domain."""
         over = leaving = 0.0
         for pair in shares:
             for tier, held in enumerate(pair.tiers, start=-1):
-                place = cell.rack if tier < 0 else cell.path[tier]
+                place = cell.scale_up if tier < 0 else cell.path[tier]
+                if place == "":
+                    continue
                 before = held.get(place, 0)
                 change = pair.rate * (abs(before + pair.step) - abs(before))
                 leaving += change

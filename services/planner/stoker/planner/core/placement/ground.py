@@ -44,8 +44,8 @@ class Ground:
     resting: Mapping[str, int]
     slack: tuple[int, ...]
     keys: Mapping[str, tuple[Key, ...]]
-    spans: frozenset[str] = field(default_factory=frozenset)
-    """NVLink domains that reach over several nodes."""
+    scale_up: Mapping[str, str] = field(default_factory=dict)
+    """The NVLink domain of each node that shares one with other nodes."""
 
     @property
     def tiers(self) -> int:
@@ -112,7 +112,7 @@ def ground(facility: Facility) -> Ground:
         resting=resting,
         slack=tuple(_slack(limit, quanta, resting) for limit in limits),
         keys={name: _keys(facility, cables, name) for name in facility.nodes},
-        spans=frozenset(name for name, nodes in scale_ups.items() if len(nodes) > 1),
+        scale_up={node: name for name, nodes in scale_ups.items() if len(nodes) > 1 for node in nodes},
     )
 
 

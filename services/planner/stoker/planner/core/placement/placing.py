@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from stoker.planner.core.placement.conflicts import unplaced
+from stoker.planner.core.placement.exact import improved
 from stoker.planner.core.placement.greedy import fill
 from stoker.planner.core.placement.ground import Ground, natural
 from stoker.planner.core.placement.ground import ground as survey
@@ -30,13 +31,22 @@ def place(
     seed: int = 0,
     improve: bool = True,
     ground: Ground | None = None,
+    clock: Callable[[], float] | None = None,
 ) -> Placement:
     """The greedy placement, improved for at most `time_limit_s` seconds of two cores.
 
     Same problem and seed, same placement, as long as the limit is not what ends the search. With `improve` False it
     is `greedy` alone. What stands is not moved (see `PlacementProblem`).
+
+    `clock` gives monotonic seconds, for who needs the limit kept to the second on a large facility. Without it only
+    the solver's time is measured, and the rest is estimated.
     """
-    return greedy(problem, ground=ground)
+    state = State(ground or survey(problem.facility), problem)
+    fill(state)
+    bounds: dict[Goal, float] = {}
+    if improve:
+        state, bounds = improved(state, time_limit_s, seed, clock)
+    return _told(state, bounds)
 
 
 def scores(problem: PlacementProblem, placed: Sequence[Placed], *, ground: Ground | None = None) -> tuple[Score, ...]:
@@ -55,5 +65,5 @@ def _told(state: State, bounds: Mapping[Goal, float]) -> Placement:
         unplaced=unplaced(state),
         moved=frozenset(p.replica for p in placed if p.replica in stood and stood[p.replica].members != p.members),
         fresh=frozenset(p.replica for p in placed if p.replica not in stood),
-        scores=tuple(Score(goal, value, bounds.get(goal)) for goal, value in worth(state).items()),
+        scores=tuple(Score(goal, value, bounds.get(goal) if value else 0.0) for goal, value in worth(state).items()),
     )

@@ -21,6 +21,29 @@ def prune(state: State) -> set[str]:
         gone.add(state.release(victim).deployment)
 
 
+def sound(base: State, state: State) -> bool:
+    """Whether what `state` has beyond `base` keeps every limit that can be told of a whole placement."""
+    ground = state.ground
+    for before, now in zip(base.slack, state.slack, strict=True):
+        if now < min(0, before):
+            return False
+    for node, left in state.power_left.items():
+        if left < min(0, base.power_left[node]):
+            return False
+    for node, rate in ground.fabric.rates.items():
+        if state.sent[node] > max(rate, base.sent[node]):
+            return False
+    for number, domain in enumerate(ground.fabric.domains):
+        if state.rings[number] > max(domain.up, base.rings[number]):
+            return False
+    for need in state.problem.needs:
+        kinds, most = state.bounds(need)
+        before_all, now_all = base.touched[need.deployment], state.touched[need.deployment]
+        if any(key[0] in kinds and n > max(most, before_all[key]) for key, n in now_all.items()):
+            return False
+    return True
+
+
 def _too_many(state: State, standing: set[str]) -> str | None:
     """A replica in a domain that would take more with it than may be."""
     for need in state.problem.needs:

@@ -8,7 +8,7 @@ from math import floor
 
 from stoker.planner.core.placement.gpus import choose
 from stoker.planner.core.placement.ground import Ground, Key
-from stoker.planner.core.placement.values import Domain, Member, Need, Placed, PlacementProblem
+from stoker.planner.core.placement.values import Member, Need, Placed, PlacementProblem
 
 
 def most_in_one(need: Need, replicas: int) -> int:
@@ -37,11 +37,10 @@ class State:
         self.sent = dict.fromkeys(self.free, 0)
         self.rings = [0] * len(ground.fabric.domains)
         self.touched: defaultdict[str, Counter[Key]] = defaultdict(Counter)
-        self.worst: Counter[str] = Counter()
-        """Of each deployment, the replicas in the rack that has most of them."""
         self.counts: Counter[str] = Counter()
         self.members: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._rates = {need.deployment: _rate(need, problem.needs) for need in problem.needs}
+        self._largest: dict[tuple[str, int], int] = {}
         self._draws: dict[tuple[str, str], int] = {}
         self._bounds = {need.deployment: _bounds(need) for need in problem.needs}
         self._slots_of: dict[tuple[str, int], int] = {}
@@ -78,17 +77,8 @@ class State:
         self.counts[placed.deployment] += sign
         for key in self.keys(member.node for member in placed.members):
             self.touched[placed.deployment][key] += sign
-            if key[0] == Domain.RACK.value:
-                self._note_worst(placed.deployment, key, sign)
         if need is not None:
             self._send(need, placed.members, sign)
-
-    def _note_worst(self, deployment: str, key: Key, sign: int) -> None:
-        touched = self.touched[deployment]
-        if sign > 0:
-            self.worst[deployment] = max(self.worst[deployment], touched[key])
-        elif touched[key] + 1 == self.worst[deployment]:
-            self.worst[deployment] = max(n for (kind, _), n in touched.items() if kind == Domain.RACK.value)
 
     def _bits(self, placed: Placed, rank: int) -> int:
         """The units of one member: its GPUs, or for one without any a slot that is remembered."""
@@ -131,11 +121,14 @@ class State:
         return {number for tier in zip(*paths, strict=False) if len(set(tier)) > 1 for number in tier}
 
     def members_by(self, deployment: str, tier: int) -> Counter[int | str]:
-        """How many members of a deployment are in each switch domain of `tier`; in each rack for tier -1."""
+        """How many members of a deployment are in each switch domain of `tier`; for tier -1, in each NVLink domain of
+        several nodes."""
         found: Counter[int | str] = Counter()
         for node, members in self.members[deployment].items():
-            rack = self.ground.facility.nodes[node].rack
-            found[rack if tier < 0 else self.ground.fabric.of[node][tier]] += members
+            if tier >= 0:
+                found[self.ground.fabric.of[node][tier]] += members
+            elif node in self.ground.scale_up:
+                found[self.ground.scale_up[node]] += members
         return found
 
     def member(self, node: str, need: Need, rails: tuple[int, ...] = ()) -> tuple[Member, int] | None:
@@ -149,12 +142,14 @@ class State:
         gpus = self.ground.facility.nodes[node].gpus
         return Member(node, tuple(gpus[position].index for position in found[0])), found[1]
 
+    def positions(self, member: Member) -> tuple[int, ...]:
+        """Where the GPUs of a member are in `Node.gpus`, by rank; without those that are gone."""
+        known = self._positions.get(member.node, {})
+        return tuple(known[index] for index in member.gpus if index in known)
+
     def rails(self, member: Member) -> tuple[int, ...]:
         """The rails of a member's GPUs, by rank; none where one is unknown."""
-        if member.node not in self.free:
-            return ()
-        positions, layout = self._positions[member.node], self.ground.layouts[member.node]
-        rails = tuple(layout[positions[index]][3] for index in member.gpus if index in positions)
+        rails = tuple(self.ground.layouts[member.node][position][3] for position in self.positions(member))
         return () if -1 in rails else rails
 
     def lacks(self, rack: str, draw: int) -> int | None:
@@ -176,6 +171,22 @@ class State:
         if found is None:
             found = self._draws[need.deployment, kind] = need.gpus * self.ground.gpu_draw(need, node)
         return found
+
+    def bounds(self, need: Need) -> tuple[frozenset[str], int]:
+        """The kinds of failure domains that matter to `need`, and how many of its replicas may be in each."""
+        return self._bounds[need.deployment]
+
+    def largest_member(self, node: str) -> int:
+        """The most GPUs that one member may ask of `node`; all of it where nobody asks."""
+        kind, size = self.ground.type_of(node), len(self.ground.layouts[node])
+        if (kind.name, size) not in self._largest:
+            sizes = [
+                need.gpus
+                for need in self.problem.needs
+                if 0 < need.gpus <= size and (not need.gpu_types or kind.gpu in need.gpu_types)
+            ]
+            self._largest[kind.name, size] = max(sizes, default=size)
+        return self._largest[kind.name, size]
 
     def full(self, need: Need, node: str, but: str = "") -> Key | None:
         """A failure domain of `node` that holds as many replicas of `need` as it may; none of the kind `but`."""

@@ -30,10 +30,13 @@ class Goal(Enum):
 
     SHORTFALL = "shortfall"
     """Replicas without a place, each times its deployment's weight."""
+    LOCALITY = "locality"
+    """Tensor-parallel groups that lie over more PCIe roots (1 each) or NUMA nodes (2) than on a free node."""
     OVERSUBSCRIBED = "oversubscribed"
     """Bytes per second over uplinks that are narrower than what hangs below them."""
     ADJACENCY = "adjacency"
-    """Bytes per second of KV between prefill and decode that leave a switch domain, summed over the tiers."""
+    """Bytes per second of KV between prefill and decode that leave an NVLink domain of several nodes or a switch
+    domain, summed over the tiers."""
     RAILS = "rails"
     """GPUs of gangs that are on another rail than their like in the gang's first member."""
     REGIONS = "regions"

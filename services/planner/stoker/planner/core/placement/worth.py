@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
+from stoker.planner.core.placement.gpus import badness, choose
 from stoker.planner.core.placement.state import State
 from stoker.planner.core.placement.values import Domain, Goal, Need, Placed
 
@@ -20,6 +21,7 @@ def worth(state: State) -> dict[Goal, float]:
         Goal.SHORTFALL: sum(
             need.weight * max(0, need.replicas - state.counts[need.deployment]) for need in state.problem.needs
         ),
+        Goal.LOCALITY: sum(straddling(state, placed) for placed in state.placed.values()),
         Goal.OVERSUBSCRIBED: float(sum(rate for number, rate in flows if domains[number].oversubscribed)),
         Goal.ADJACENCY: float(sum(kv_leaving(state, need) for need in state.problem.needs)),
         Goal.RAILS: sum(off_rail(state, placed) for placed in state.placed.values()),
@@ -61,8 +63,9 @@ def uplink_flows(state: State) -> Iterator[tuple[int, Fraction]]:
 
 
 def kv_shares(state: State, need: Need, level: int) -> dict[int | str, Fraction]:
-    """For each domain of a tier (-1: each rack) the share of a prefill deployment in it less that of its decode.
+    """In each domain of a tier the share of a prefill deployment that is there, less that of its decode deployment.
 
+    Tier -1 are NVLink domains of several nodes.
     KV flows to the nearest that can take it: only the difference has to leave the domain, or to come in.
     """
     shares: defaultdict[int | str, Fraction] = defaultdict(Fraction)
@@ -76,7 +79,7 @@ def kv_shares(state: State, need: Need, level: int) -> dict[int | str, Fraction]
 
 
 def kv_leaving(state: State, need: Need) -> Fraction:
-    """KV that leaves its rack, and its switch domain of each tier, in bytes per second, summed over these."""
+    """KV that leaves its NVLink domain of several nodes, or its switch domain of any tier, in bytes per second."""
     if need.pair is None:
         return Fraction(0)
     leaving = (share for level in range(-1, state.ground.tiers) for share in kv_shares(state, need, level).values())
@@ -87,6 +90,21 @@ def off_rail(state: State, placed: Placed) -> int:
     """GPUs of a gang on another rail than those of the same rank in its first member."""
     rails = [state.rails(member) for member in placed.members]
     return sum(one != other for own in rails[1:] for one, other in zip(rails[0], own, strict=False))
+
+
+def straddling(state: State, placed: Placed) -> int:
+    """How much worse a replica's groups lie than they would on free nodes."""
+    need = state.needs.get(placed.deployment)
+    if need is None or need.gpus < 2 or need.tensor_parallel < 2:
+        return 0
+    total = 0
+    for member in placed.members:
+        positions = state.positions(member)
+        if len(positions) == need.gpus:
+            layout = state.ground.layouts[member.node]
+            best = choose(layout, (1 << len(layout)) - 1, need.gpus, need.tensor_parallel)
+            total += max(0, badness(layout, positions, need.tensor_parallel) - (best[1] if best else 0))
+    return total
 
 
 def wanted_by_region(need: Need) -> dict[str, int]:
@@ -122,7 +140,7 @@ def stranded(state: State) -> Fraction:
         pieces: Counter[int] = Counter()
         wholes: Counter[int] = Counter()
         for name in nodes:
-            draw, size = state.ground.gpu_draw(None, name), largest_member(state, name)
+            draw, size = state.ground.gpu_draw(None, name), state.largest_member(name)
             free = state.free[name].bit_count()
             pieces[draw] += free
             wholes[draw * size] += free // size
@@ -140,17 +158,6 @@ def usable(state: State) -> Iterable[str]:
     """Nodes with GPUs that are open to new replicas."""
     shut = state.problem.closed | state.problem.lost
     return (name for name, layout in state.ground.layouts.items() if layout and name not in shut)
-
-
-def largest_member(state: State, node: str) -> int:
-    """The most GPUs that one member may ask of `node`; all of it where nobody asks."""
-    kind = state.ground.type_of(node)
-    sizes = [
-        need.gpus
-        for need in state.problem.needs
-        if 0 < need.gpus <= len(state.ground.layouts[node]) and (not need.gpu_types or kind.gpu in need.gpu_types)
-    ]
-    return max(sizes, default=len(state.ground.layouts[node]))
 
 
 def cost(state: State) -> float:

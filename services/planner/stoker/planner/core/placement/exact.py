@@ -1,0 +1,194 @@
+"""Better placements by CP-SAT: goal after goal, each as good as can be without harm to those before.
+
+A facility small enough is solved as one. Of a larger one a part at a time is opened, the rest kept: switch domain by
+switch domain, those first where the most is wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from stoker.planner.core.placement.cells import Shelf
+from stoker.planner.core.placement.greedy import Greedy
+from stoker.planner.core.placement.model import Model, TooManyMixes
+from stoker.planner.core.placement.objectives import objectives
+from stoker.planner.core.placement.prune import prune, sound
+from stoker.planner.core.placement.realize import realize
+from stoker.planner.core.placement.state import State
+from stoker.planner.core.placement.values import Goal, Placed
+from stoker.planner.core.placement.worth import stays, uplink_flows, worth
+
+WHOLE = 12_000
+"""Choices (replica kinds times cells) up to which a problem is solved as one."""
+
+WORKERS = 2
+_PART_S, _LEAST_S = 3.0, 0.5
+_VARIABLE_S, _NODE_S = 60e-6, 300e-6
+"""Seconds that writing a model down and reading it off take, about: what is counted where there is no clock."""
+Clock = Callable[[], float]
+
+
+class Budget:
+    """What is left of the time. Without a clock, the solver's own and an estimate of the rest are counted."""
+
+    def __init__(self, limit_s: float, seed: int, clock: Clock | None) -> None:
+        self._left_s, self._seed, self._clock = limit_s, seed, clock
+        self._ends = clock() + limit_s if clock else 0.0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds."""
+        return self._ends - self._clock() if self._clock else self._left_s
+
+    def solver(self, allowed_s: float) -> Any:
+        """A solver that may take so many seconds. The same work ends at the same point, whoever else runs: its own
+        count of work ends the search, unless the clock does first."""
+        from ortools.sat.python import cp_model
+
+        solver = cp_model.CpSolver()
+        solver.parameters.max_time_in_seconds = allowed_s
+        solver.parameters.max_deterministic_time = allowed_s
+        solver.parameters.num_workers = WORKERS
+        solver.parameters.interleave_search = True
+        solver.parameters.random_seed = self._seed
+        return solver
+
+    def charge(self, seconds: float) -> None:
+        """Take away what was spent."""
+        self._left_s -= seconds
+
+
+def improved(
+    state: State, time_limit_s: float, seed: int, clock: Clock | None = None
+) -> tuple[State, dict[Goal, float]]:
+    """A state at least as good as `state`, and what is proven about each goal."""
+    budget = Budget(time_limit_s, seed, clock)
+    cells = [cell.number for cell in Shelf(state).cells]
+    loose = _loose(state)
+    if len(cells) * _kinds(state, loose) <= WHOLE:
+        return _solved(state, loose, cells, budget, 1.0)
+    for part in _parts(state):
+        if budget.left_s < _LEAST_S:
+            break
+        inside = _within(state, _loose(state), part)
+        state, _ = _solved(state, inside, part, budget, min(1.0, _PART_S / budget.left_s))
+    return state, {}
+
+
+def _loose(state: State) -> list[Placed]:
+    """Replicas that may be placed elsewhere: new ones, and those that may move."""
+    stood = {old.replica for old in state.problem.standing if stays(state, old)} - state.problem.movable
+    shut = state.problem.closed | state.problem.lost
+    return [
+        placed
+        for placed in state.placed.values()
+        if placed.replica not in stood
+        and placed.deployment in state.needs
+        and not any(member.node in shut or member.node not in state.free for member in placed.members)
+    ]
+
+
+def _missing(state: State) -> Counter[str]:
+    return Counter({n.deployment: n.replicas - state.counts[n.deployment] for n in state.problem.needs})
+
+
+def _kinds(state: State, loose: Sequence[Placed]) -> int:
+    """How many things are placed that a model tells apart."""
+    wanted = Counter(placed.deployment for placed in loose) + +_missing(state)
+    return sum(number if state.needs[name].members > 1 else 1 for name, number in wanted.items())
+
+
+def _within(state: State, loose: Sequence[Placed], part: Sequence[int]) -> list[Placed]:
+    cells = Shelf(state).cells
+    inside = {node for number in part for node in cells[number].nodes}
+    return [placed for placed in loose if all(member.node in inside for member in placed.members)]
+
+
+def _parts(state: State) -> Iterator[list[int]]:
+    """Cells of two switch domains at a time, those first over whose uplinks most goes."""
+    by_domain: defaultdict[object, list[int]] = defaultdict(list)
+    for cell in Shelf(state).cells:
+        by_domain[cell.path[0] if cell.path else cell.number // 32].append(cell.number)
+    busy: defaultdict[object, float] = defaultdict(float)
+    for number, rate in uplink_flows(state):
+        busy[number] += float(rate)
+    order = sorted(by_domain, key=lambda domain: (-busy[domain], by_domain[domain]))
+    for stride in range(1, len(order)):
+        for number in range(0, len(order), 2 if stride == 1 else 1):
+            yield sorted(by_domain[order[number]] + by_domain[order[(number + stride) % len(order)]])
+
+
+def _solved(
+    state: State, loose: Sequence[Placed], cells: Sequence[int], budget: Budget, share: float
+) -> tuple[State, dict[Goal, float]]:
+    """What becomes of `state` where `loose` may go anywhere in `cells`; itself where nothing better is found."""
+    base = State(state.ground, state.problem)
+    names = {placed.replica for placed in loose}
+    for placed in state.placed.values():
+        if placed.replica not in names:
+            base.take(placed)
+    try:
+        model = Model(base, cells, loose, +_missing(state))
+    except TooManyMixes:
+        return state, {}
+    now = worth(state)
+    limit_s = share * budget.left_s
+    budget.charge(_VARIABLE_S * len(model.cp.proto.variables) + _NODE_S * len(state.free))
+    solution, gaps = _solve(model, now, budget, limit_s)
+    if solution is None:
+        return state, {}
+    placed_anew = realize(model, lambda variable: solution[variable.index])
+    found = None if placed_anew is None else _assembled(base, placed_anew)
+    if found is None:
+        return state, {}
+    then = worth(found)
+    better = found if tuple(then.values()) < tuple(now.values()) else state
+    return better, {goal: max(0.0, then[goal] - gap) for goal, gap in gaps.items()}
+
+
+def _solve(
+    model: Model, now: dict[Goal, float], budget: Budget, limit_s: float
+) -> tuple[list[int] | None, dict[Goal, float]]:
+    """Goal after goal; the values of all variables, and by how much each goal might still be better."""
+    solution: list[int] | None = None
+    left_s = limit_s
+    every = list(objectives(model))
+    todo = [objective for objective in every if not isinstance(objective.value, int)]
+    gaps = {objective.goal: 0.0 for objective in every if isinstance(objective.value, int)}
+    for place, objective in enumerate(todo):
+        if not now[objective.goal]:
+            # Nothing is below 0.
+            model.cp.add(objective.value <= 0)
+            continue
+        model.cp.minimize(objective.value)
+        share = max(_LEAST_S / 10, left_s * (0.5 if place + 1 < len(todo) else 1.0))
+        solver = budget.solver(share)
+        status = solver.solve(model.cp)
+        left_s -= solver.wall_time
+        budget.charge(solver.wall_time)
+        if solver.status_name(status) not in ("OPTIMAL", "FEASIBLE"):
+            break
+        solution = list(solver.response_proto.solution)
+        reached = round(solver.objective_value)
+        if objective.exact:
+            gaps[objective.goal] = objective.unit * max(0.0, reached - solver.best_objective_bound)
+        model.cp.add(objective.value <= reached)
+        model.cp.clear_hints()  # type: ignore[no-untyped-call]
+        for index, number in enumerate(solution):
+            model.cp.add_hint(model.cp.get_int_var_from_proto_index(index), number)
+        if left_s <= 0:
+            break
+    return solution, gaps
+
+
+def _assembled(base: State, placed: Sequence[Placed]) -> State | None:
+    """`base` with these replicas, and more if there is room; None where a limit does not hold after all."""
+    state = State(base.ground, base.problem)
+    for one in [*base.placed.values(), *placed]:
+        state.take(one)
+    if not sound(base, state) or prune(state):
+        return None
+    Greedy(state).run()
+    return None if prune(state) else state
