@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from stoker.planner.core.placement import gangs
 from stoker.planner.core.placement.cells import unfit
@@ -33,6 +34,11 @@ def unplaced(state: State) -> tuple[Unplaced, ...]:
     """Of each deployment that lacks replicas: how many, why, and what would help."""
     missing = [need for need in state.problem.needs if state.counts[need.deployment] < need.replicas]
     return tuple(_why(state, need) for need in missing)
+
+
+def why_one(state: State, need: Need) -> Unplaced:
+    """Why one more replica of `need` has no place."""
+    return replace(_why(state, need), replicas=1)
 
 
 def _why(state: State, need: Need) -> Unplaced:

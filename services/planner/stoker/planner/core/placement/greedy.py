@@ -6,7 +6,7 @@ switch domain with room for all of it. Each replica takes the place that costs l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heapreplace
@@ -15,13 +15,15 @@ from itertools import count
 from stoker.planner.core.placement import gangs, homes
 from stoker.planner.core.placement.cells import Cell, Shelf
 from stoker.planner.core.placement.gpus import choose
-from stoker.planner.core.placement.ground import natural
+from stoker.planner.core.placement.ground import Ground, natural
 from stoker.planner.core.placement.prune import prune
 from stoker.planner.core.placement.state import State
-from stoker.planner.core.placement.values import Domain, Member, Need, Placed
-from stoker.planner.core.placement.worth import kv_shares, stays, wanted_by_region
+from stoker.planner.core.placement.values import Domain, Member, Need, Placed, PlacementProblem
+from stoker.planner.core.placement.worth import kv_shares, stays, wanted_by_region, worth
 
 Rank = tuple[float, ...]
+
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +36,38 @@ class _Shares:
     tiers: list[dict[int | str, int]]
 
 
-def fill(state: State) -> None:
-    """Book what stands, then a place for each replica that has none, as far as there is room.
+def filled(ground: Ground, problem: PlacementProblem) -> State:
+    """What stands, and a place for each replica that has none, as far as there is room.
 
-    Where only some of a deployment's replicas find one, it may have to give up more, so that no failure domain holds
-    too large a share of them. What that leaves free is offered to the others.
+    Where some find none, those are tried first once more, and again: the better of the outcomes counts.
     """
-    for old in state.problem.standing:
+    stood = {old.replica for old in problem.standing}
+    best, first = _filled(ground, problem, ()), set[str]()
+    for _ in range(_TRIES):
+        short = {need.deployment for need in problem.needs if best.counts[need.deployment] < need.replicas}
+        others = {p.deployment for p in best.placed.values() if p.replica not in stood} - short
+        if not short or short <= first or not others:
+            break
+        first |= short
+        other = _filled(ground, problem, first)
+        if tuple(worth(other).values()) < tuple(worth(best).values()):
+            best = other
+    return best
+
+
+def _filled(ground: Ground, problem: PlacementProblem, first: Collection[str]) -> State:
+    """Where only some of a deployment's replicas find a place, it may have to give up more, so that no failure domain
+    holds too large a share of them. What that leaves free is offered to the others."""
+    state = State(ground, problem)
+    for old in problem.standing:
         if old.deployment not in state.needs or stays(state, old):
             state.take(old)
     content: set[str] = set()
     while True:
-        Greedy(state).run(content)
+        Greedy(state).run(content, first)
         given_up = prune(state)
         if not given_up:
-            return
+            return state
         content |= given_up
 
 
@@ -69,9 +88,11 @@ class Greedy:
         """What is free."""
         return Shelf(self.state)
 
-    def run(self, content: Collection[str] = ()) -> None:
-        """Place all that is missing, but for deployments that have to be `content` with what they have."""
-        for group in _groups([need for need in self.state.problem.needs if need.deployment not in content]):
+    def run(self, content: Collection[str] = (), first: Collection[str] = ()) -> None:
+        """Place all that is missing, `first` these, but nothing of those that have to be `content` with what they
+        have."""
+        groups = _groups([need for need in self.state.problem.needs if need.deployment not in content])
+        for group in sorted(groups, key=lambda group: not any(need.deployment in first for need in group)):
             if all(self.state.counts[need.deployment] >= need.replicas for need in group):
                 continue
             talks = len(group) > 1 or group[0].members > 1
@@ -93,6 +114,11 @@ class Greedy:
         self.state.take(placed)
         self.shelf.sync(member.node for member in members)
         return placed
+
+    def look_again(self, nodes: Iterable[str]) -> None:
+        """Hear that something on `nodes` was taken or given back by others."""
+        self.shelf.sync(nodes)
+        self._heaped.clear()
 
     def find(self, need: Need) -> tuple[Member, ...] | None:
         """The best place for one more replica; books nothing."""

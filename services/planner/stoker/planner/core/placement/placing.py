@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from stoker.planner.core.placement.conflicts import unplaced
 from stoker.planner.core.placement.exact import improved
-from stoker.planner.core.placement.greedy import fill
+from stoker.planner.core.placement.greedy import filled
 from stoker.planner.core.placement.ground import Ground, natural
 from stoker.planner.core.placement.ground import ground as survey
 from stoker.planner.core.placement.state import State
@@ -19,8 +19,7 @@ def greedy(problem: PlacementProblem, *, ground: Ground | None = None) -> Placem
 
     `ground` is what `ground.ground` made of the problem's facility, for who plans it again and again.
     """
-    state = State(ground or survey(problem.facility), problem)
-    fill(state)
+    state = filled(ground or survey(problem.facility), problem)
     return _told(state, {})
 
 
@@ -41,8 +40,7 @@ def place(
     `clock` gives monotonic seconds, for who needs the limit kept to the second on a large facility. Without it only
     the solver's time is measured, and the rest is estimated.
     """
-    state = State(ground or survey(problem.facility), problem)
-    fill(state)
+    state = filled(ground or survey(problem.facility), problem)
     bounds: dict[Goal, float] = {}
     if improve:
         state, bounds = improved(state, time_limit_s, seed, clock)

@@ -185,7 +185,7 @@ class State:
                 for need in self.problem.needs
                 if 0 < need.gpus <= size and (not need.gpu_types or kind.gpu in need.gpu_types)
             ]
-            self._largest[kind.name, size] = max(sizes, default=size)
+            self._largest[kind.name, size] = max(sizes, default=max(1, size))
         return self._largest[kind.name, size]
 
     def full(self, need: Need, node: str, but: str = "") -> Key | None:
