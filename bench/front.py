@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
-from stoker.bench import svg
+from stoker.common import svg
 
 _text = partial(svg.text, size=11)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, log10
 
-from stoker.bench import svg
+from stoker.common import svg
 
 Line = Sequence[tuple[float, float]]
 """Points (x, y), both above zero."""

@@ -221,6 +221,32 @@ async def test_what_a_real_scaler_names_is_found_on_the_successors(stack: Stack,
         scaler.kill()
 
 
+async def test_what_a_drained_nodes_replica_held_is_found_where_it_moves(stack: Stack, tmp_path: Path) -> None:
+    blocks = 40
+    scaler = DeciderProcess("scaler", [stack.registry.endpoint], tmp_path)
+    scaler.start()
+    try:
+        await stack.settled(3)
+        await stack.client.scale_deployment("chat", 2)  # which leaves a node free
+        before = await stack.settled(2)
+        prompts = stack.prompts(4, blocks)
+        for _ in range(6):
+            placed = [(await stack.ask(prompt))[0] for prompt in prompts]
+        mover = max(before, key=placed.count)
+        held = [prompt for prompt, replica in zip(prompts, placed, strict=True) if replica == mover]
+        known = [prompt for prompt in held if sampled(block_keys(prompt, stack.size, root_key("chat")))]
+        assert known
+        async with stack.load():
+            await stack.client.drain_node(before[mover].node_id)
+            await eventually(lambda: _gone(stack, mover), "it has moved", 60.0, not_yet=(Exception,))
+            after = await stack.settled(2)
+        assert mover not in after
+        assert set(stack.outcomes) == {"200"}
+        assert await _hit_rate(stack, known) == pytest.approx((blocks - 1) / blocks)
+    finally:
+        scaler.kill()
+
+
 @pytest.mark.parametrize("who", ["agent", "heir", "planner", "registry"])
 async def test_a_retirement_ends_whoever_is_killed(stack: Stack, who: str) -> None:
     await _begin(stack)

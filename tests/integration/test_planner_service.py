@@ -73,7 +73,8 @@ def gpus(count: int) -> list[common_pb2.Gpu]:
 
 
 async def test_from_a_deployment_to_ready_replicas_and_back(fleet: Fleet) -> None:
-    async with fleet.agent(node("n1", gpus=gpus(2))), fleet.agent(node("n2", gpus=gpus(2))) as second:
+    first, other = (node(name, gpus=gpus(2), labels={"rack": "r1"}) for name in ("n1", "n2"))
+    async with fleet.agent(first), fleet.agent(other) as second:
         await fleet.client.put_deployment(spec("chat", replicas=4, gpus_per_node=1))
         await eventually(lambda: fleet.ready(4))
         assert fleet.replicas() == {"chat-0": "n1", "chat-1": "n1", "chat-2": "n2", "chat-3": "n2"}
@@ -117,7 +118,7 @@ async def test_a_draining_node_is_emptied_and_a_lost_one_replaced(fleet: Fleet) 
     async with fleet.agent(node("n1")), fleet.agent(node("n2")):
         await fleet.client.put_deployment(spec("chat", replicas=2))
         await eventually(lambda: fleet.ready(2))
-        assert set(fleet.replicas().values()) == {"n1"}
+        assert set(fleet.replicas().values()) == {"n1", "n2"}, "where no racks are named, each host is one"
         await fleet.client.drain_node("n1")
         await eventually(lambda: fleet.ready(2) and set(fleet.replicas().values()) == {"n2"})
         names = fleet.replicas().keys()

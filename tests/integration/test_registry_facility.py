@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from stoker.api.common.v1 import placement_pb2
-from stoker.api.registry.v1 import records_pb2, registry_pb2, registry_pb2_grpc
+from stoker.api.registry.v1 import registry_pb2, registry_pb2_grpc
 from stoker.common import rpc
 from stoker.common.errors import StokerError
 from stoker.etcd import EtcdClient
@@ -113,11 +113,26 @@ async def test_bad_placements_are_refused_field_by_field(client: RegistryClient)
         tensor_parallel=3,
         watts_per_gpu=0,
         pair_bytes_per_s=5,
-        spread=placement_pb2.PlacementSpread(largest_share=1.5),
-        regions=[""],
-        pair_latency_s=0.0,
+        spread=placement_pb2.PlacementSpread(domains=[placement_pb2.FAILURE_DOMAIN_UNSPECIFIED], largest_share=1.5),
+        regions=[
+            placement_pb2.RegionShare(region="eu", share=0.7),
+            placement_pb2.RegionShare(region="us", share=0.7),
+        ],
+        reach_s=0.1,
+        gpu_types=[""],
+        weight=5_000,
     )
     error = await refused(client.put_deployment(spec("chat", gpus_per_node=8, placement=bad)), "INVALID_REQUEST")
-    parts = ["tensor_parallel", "watts_per_gpu", "pair_bytes_per_s", "pair_latency_s", "spread.largest_share"]
-    assert [each.field for each in error.fields] == [f"spec.placement.{part}" for part in [*parts, "regions[0]"]]
-    assert isinstance(await client.put_deployment(spec("chat")), records_pb2.Deployment)
+    assert {each.field.removeprefix("spec.placement.") for each in error.fields} == {
+        "tensor_parallel",
+        "watts_per_gpu",
+        "pair_bytes_per_s",
+        "spread.domains[0]",
+        "spread.largest_share",
+        "regions",
+        "reach_s",
+        "gpu_types[0]",
+        "weight",
+    }
+    good = placement_pb2.PlacementPolicy(tensor_parallel=16, pair="decode", pair_bytes_per_s=5)
+    await client.put_deployment(spec("chat", gpus_per_node=8, gang_size=4, placement=good))

@@ -8,13 +8,26 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stoker.planner import facility_file
 from stoker.planner.core.plan import plan
-from stoker.planner.core.values import Condition, Deployment, Desired, Node, Wanted, Warming
+from stoker.planner.core.units import Watts
+from stoker.planner.core.values import Condition, Deployment, Desired, Member, Node, Wanted, Warming, Wishes
+from tests.support.facilities import hall
 from tests.support.planner_world import World
 
 RELAXED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 names = st.sampled_from(["a", "b", "c"])
+
+
+# With 5 kW a rack carries less than its idle hosts and any GPU; n5 is in no facility, n6 in one and not there.
+facilities = st.sampled_from(
+    [None, None]
+    + [
+        facility_file.parse(hall({"r1": "n[0-2]", "r2": "n[3-4]", "r3": "n6"}, rack_kw=kw), "facility")
+        for kw in (5, 9, 100)
+    ]
+)
 
 
 @st.composite
@@ -38,6 +51,7 @@ def deployments(draw: st.DrawFn, name: str) -> Deployment:
         engine=draw(st.sampled_from(["vllm", "sim"])),
         gpus_per_node=draw(st.sampled_from([0, 1, 2, 4])),
         gang_size=draw(st.sampled_from([1, 1, 2, 3])),
+        wishes=draw(st.sampled_from([Wishes(), Wishes(), Wishes(busy_power=Watts(500)), Wishes(largest_share=1.0)])),
         node_selector=draw(st.sampled_from([{}, {}, {"rack": "r1"}])),
     )
 
@@ -53,16 +67,19 @@ def worlds(draw: st.DrawFn) -> World:
     world = World()
     for number in range(draw(st.integers(0, 6))):
         world.nodes[f"n{number}"] = draw(nodes(f"n{number}"))
+    world.facility = draw(facilities)
     for name in draw(st.sets(names)):
         world.deployments[name] = draw(deployments(name))
         world.desired[name] = Desired(draw(st.integers(0, 5)))
     return world
 
 
+_KINDS = ["facility", "move", "spec", "scale", "retired", "drain", "lose", "return", "condition", "undeploy"]
+
+
 def disturb(world: World, data: st.DataObject) -> None:
     """One thing happens to the fleet."""
-    kinds = ["spec", "scale", "retired", "drain", "lose", "return", "condition", "undeploy", "drain-replica", "time"]
-    kind = data.draw(st.sampled_from(kinds))
+    kind = data.draw(st.sampled_from([*_KINDS, "drain-replica", "time"]))
     present, away = sorted(world.nodes), sorted(world.absent)
     known, assigned = sorted(world.deployments), sorted(world.assignments)
     if kind == "spec" and known:
@@ -94,6 +111,17 @@ def disturb(world: World, data: st.DataObject) -> None:
         world.assignments[name] = replace(world.assignments[name], wanted=Wanted.DRAIN)
     elif kind == "time":
         world.now += data.draw(st.sampled_from([1.0, 30.0, 400.0]))
+    else:
+        _operate(world, data, kind)
+
+
+def _operate(world: World, data: st.DataObject, kind: str) -> None:
+    """An operator edits the facility, or moves a replica."""
+    if kind == "facility":
+        world.facility = data.draw(facilities)
+    elif kind == "move" and world.assignments and world.nodes:
+        there = Member(data.draw(st.sampled_from(sorted(world.nodes))))
+        world.moves = {data.draw(st.sampled_from(sorted(world.assignments))): (there,)}
 
 
 @RELAXED

@@ -6,8 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from stoker.planner import facility_file
+from stoker.planner.core.facility.values import Facility
+from stoker.planner.core.holding import violations
 from stoker.planner.core.loss import Presence, look
+from stoker.planner.core.placement import Domain, Need, Placed, PlacementProblem
+from stoker.planner.core.placement import Member as PlacedMember
+from stoker.planner.core.placement.ground import Ground, ground
 from stoker.planner.core.plan import plan
+from stoker.planner.core.siting import ground_of, merged_with
+from stoker.planner.core.units import Watts
 from stoker.planner.core.values import (
     Assignment,
     Condition,
@@ -20,7 +28,10 @@ from stoker.planner.core.values import (
     Problem,
     Wanted,
     Warming,
+    Wishes,
 )
+from tests.support.facilities import hall
+from tests.support.placement_checker import faults
 
 
 @dataclass
@@ -38,12 +49,21 @@ class World:
     presence: Presence = field(default_factory=Presence)
     replacing: frozenset[str] = frozenset()
     retired: frozenset[str] = frozenset()
+    moves: dict[str, tuple[Member, ...]] = field(default_factory=dict)
+    facility: Facility | None = None
+    """As an operator wrote it; None: agents' reports alone."""
 
     def problem(self) -> Problem:
         assigned = {member.node for assignment in self.assignments.values() for member in assignment.members}
         self.presence = look(self.presence, self.nodes.keys(), assigned, self.now, self.limits)
+        here, nodes = self.facility, tuple(self.nodes.values())
+        listed = here.nodes if here is not None else self.nodes
         return Problem(
-            nodes=tuple(self.nodes.values()),
+            ground=ground(merged_with(here, nodes)) if here is not None else ground_of(nodes),
+            applied=here is not None,
+            unlisted=frozenset(self.nodes.keys() - listed.keys()),
+            moves=dict(self.moves),
+            nodes=nodes,
             deployments=tuple(self.deployments.values()),
             desired=dict(self.desired),
             assignments=tuple(self.assignments.values()),
@@ -62,10 +82,13 @@ class World:
             del self.assignments[replica]
             self.conditions.pop(replica, None)
             self.retired -= {replica}
+        self.moves = {replica: there for replica, there in self.moves.items() if not drawn.moves.get(replica)}
         for assignment in drawn.puts:
             self.assignments[assignment.replica] = replace(assignment, warmings=())
             self.conditions.setdefault(assignment.replica, Condition.NOT_READY)
         self.replacing = drawn.replacing
+        running = {replica for replica, a in self.assignments.items() if a.wanted is Wanted.RUN}
+        self.moves = {replica: there for replica, there in self.moves.items() if replica in running}
         return drawn
 
     def settle(self, rounds: int = 50) -> Plan:
@@ -127,6 +150,7 @@ def check(problem: Problem, drawn: Plan, limits: Limits) -> None:
     for replica in drawn.deletes:
         del after[replica]
     _check_shares(after, put_ids, nodes)
+    _check_places(problem, after)
     for entry in drawn.unplaced:
         assert entry.replicas > 0
         assert entry.reason
@@ -162,6 +186,7 @@ def _check_new(
     for member in put.members:
         node = nodes[member.node]
         assert not node.draining
+        assert node.id not in problem.unlisted
         assert node.id not in problem.settling
         assert deployment.engine in node.engines
         assert dict(deployment.node_selector).items() <= dict(node.labels).items()
@@ -183,6 +208,66 @@ def _check_shares(after: Mapping[str, Assignment], put_ids: list[str], nodes: Ma
             assert member.gpus or slots[member.node] <= nodes[member.node].cpu_slots, "a slot has two owners"
 
 
+def _check_places(problem: Problem, after: Mapping[str, Assignment]) -> None:
+    """Power with all feeds and without those of any one source, groups and their GPUs, spread: of all that is new."""
+    assert problem.ground is not None
+    deployments = {deployment.name: deployment for deployment in problem.deployments}
+    standing = {assignment.replica: assignment for assignment in problem.assignments}
+    draining = {node.id for node in problem.nodes if node.draining}
+    placed: dict[str, Placed] = {}
+    for replica, a in after.items():
+        deployment = deployments.get(a.deployment)
+        old = replica in standing
+        leaves = a.wanted is not Wanted.RUN or deployment is None or (old and a.spec != deployment.spec)
+        leaves |= old and bool({member.node for member in a.members} & (draining | problem.lost))
+        leaves |= old and (replica in problem.moves or not _stands(problem, a))
+        members = tuple(PlacedMember(member.node, member.gpus) for member in a.members)
+        placed[replica] = Placed(replica, "leaving" if leaves else a.deployment, members)
+    counts = Counter(each.deployment for each in placed.values())
+    needs = [_need(deployment, counts[name], problem) for name, deployment in deployments.items()]
+    asked = PlacementProblem(
+        problem.ground.facility,
+        needs=(*needs, Need("leaving", counts["leaving"], spread_over=frozenset())),
+        standing=tuple(placed[replica] for replica in after if replica in standing),
+        slots={node.id: node.cpu_slots for node in problem.nodes},
+        engines={node.id: node.engines for node in problem.nodes},
+    )
+    wrong = [fault for fault in faults(asked, tuple(placed.values())) if " slots of " not in fault]
+    assert not wrong, wrong
+
+
+def _stands(problem: Problem, assignment: Assignment) -> bool:
+    assert problem.ground is not None
+    nodes = problem.ground.facility.nodes
+    return all(
+        m.node in nodes and set(m.gpus) <= {gpu.index for gpu in nodes[m.node].gpus} for m in assignment.members
+    )
+
+
+def _need(deployment: Deployment, replicas: int, problem: Problem) -> Need:
+    assert problem.ground is not None
+    facility, wishes = problem.ground.facility, deployment.wishes
+    spread = wishes.spread_over
+    if spread is None:
+        # By default over racks; all of these tests' racks have two sources, and survive the loss of one.
+        shut = {node.id for node in problem.nodes if node.draining} | problem.settling | problem.unlisted
+        usable = {node.id for node in problem.nodes} - shut
+        several = len({node.rack for node in facility.nodes.values() if node.name in usable}) > 1
+        spread = frozenset({Domain.RACK}) if problem.applied and several else frozenset()
+    return Need(
+        deployment.name,
+        replicas,
+        gpus=deployment.gpus_per_node,
+        members=deployment.gang_size,
+        tensor_parallel=wishes.tensor_parallel or max(1, deployment.gpus_per_node),
+        node_selector=deployment.node_selector,
+        engine=deployment.engine,
+        busy_power=wishes.busy_power,
+        spread_over=spread,
+        largest_share=wishes.largest_share,
+    )
+
+
 # --- scenarios in text -------------------------------------------------------------------------------------
 
 
@@ -199,6 +284,18 @@ def play(world: World, line: str) -> Iterator[str]:
         case "node" | "drain-node" | "undrain-node" | "lose" | "return":
             for name in plain:
                 _change_node(world, verb, name, options)
+        case "facility":
+            watts = float(options.pop("kw", "100"))
+            racks = {rack: nodes for rack, nodes in options.items() if nodes}
+            world.facility = facility_file.parse(hall(racks, rack_kw=watts), "facility") if racks else None
+        case "violations":
+            surface = ground_of_problem(world.problem())
+            found = violations(world.problem(), surface)
+            yield from (f"{each.limit}: {each.words} ({', '.join(each.replicas)})" for each in found)
+            if not found:
+                yield "all holds"
+        case "move":
+            world.moves[plain[0]] = tuple(Member(node) for node in plain[1:])
         case "deploy" | "scale" | "undeploy":
             _change_deployment(world, verb, plain, options)
         case _:
@@ -254,6 +351,7 @@ def describe(drawn: Plan) -> Iterator[str]:
         yield f"{_shown(assignment)}  # {drawn.why[assignment.replica]}"
     for entry in drawn.unplaced:
         yield f"unplaced {entry.deployment} {entry.replicas}: {entry.reason}"
+    yield from (f"cannot move {replica}: {why}" for replica, why in drawn.moves.items() if why)
     if drawn.quiet and not drawn.unplaced:
         yield "nothing"
 
@@ -276,7 +374,7 @@ def _node(name: str, options: Mapping[str, str]) -> Node:
         gpus=frozenset(range(int(options.get("gpus", "0")))),
         cpu_slots=int(options.get("slots", "0")),
         engines=frozenset(options.get("engines", "vllm").split(",")),
-        labels=_labels(options.get("labels", "")),
+        labels=_labels(options.get("labels", "rack:r1")),
         draining="draining" in options,
     )
 
@@ -289,7 +387,22 @@ def _deployment(name: str, options: Mapping[str, str]) -> Deployment:
         gpus_per_node=int(options.get("gpus", "0")),
         gang_size=int(options.get("gang", "1")),
         node_selector=_labels(options.get("select", "")),
+        wishes=_wishes(options),
     )
+
+
+def _wishes(options: Mapping[str, str]) -> Wishes:
+    share = options.get("share", "")
+    return Wishes(
+        tensor_parallel=int(options.get("tp", "0")),
+        busy_power=Watts(int(options["watts"])) if "watts" in options else None,
+        largest_share=float(share or 0.5),
+    )
+
+
+def ground_of_problem(problem: Problem) -> Ground:
+    assert problem.ground is not None
+    return problem.ground
 
 
 def _warmings(text: str) -> dict[str, tuple[Warming, ...]]:

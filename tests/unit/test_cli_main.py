@@ -46,7 +46,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 VERBS = (
     *("up", "down", "demo", "status", "deploy", "scale", "delete", "logs", "explain", "doctor"),
     *("drain node", "drain replica", "bench routing", "bench replay"),
-    *("scaler why", "scaler dry-run", "scaler policy", "scaler pause", "scaler resume"),
+    *("plan validate", "plan catalogue", "plan import", "plan drift"),
+    *("plan capacity", "scaler why", "scaler dry-run", "scaler policy", "scaler pause", "scaler resume"),
 )
 
 
@@ -295,13 +296,24 @@ def test_a_recording_is_replayed_from_the_command_line(
     assert shown.count("stoker") == 2
 
 
-@pytest.mark.parametrize("wrong", ["slo.ttft=1", "bounds.least=9"])
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("slo.ttft=1", "did you mean ttft_s?"),
+        ("bounds.least=9", "raise `most`"),
+        ("target=4", "did you mean concurrency.target?"),
+        ("window_s=9", "did you mean saturation.window_s or slo.window_s?"),
+        ("nonsense=9", "known: kind, group"),
+    ],
+)
 def test_a_setting_is_told_without_a_line_that_nobody_wrote(
-    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wrong: str, meant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("scaler", "policy", "tiny", "--set", wrong, "--set", "bounds.most=3", "--scaler", "127.0.0.1:1")
     assert run(monkeypatch, *arguments, "--registry", "127.0.0.1:1") == 2
-    assert "error: --set: " in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "error: --set: " in told
+    assert meant in told
 
 
 def test_what_to_name_is_an_option_that_the_verb_has(
@@ -313,3 +325,6 @@ def test_what_to_name_is_an_option_that_the_verb_has(
     told = capsys.readouterr().err
     assert "--scaler" in told
     assert "--registry" not in told
+    for verb in (["why"], ["dry-run"], ["policy"], ["pause"], ["resume"]):
+        assert run(monkeypatch, "scaler", *verb, "tiny", "--registry", "127.0.0.1:1") == 3
+        assert "the registries named are not asked for one, and neither --scaler" in capsys.readouterr().err

@@ -23,7 +23,7 @@ async def _call(handler: Handler) -> planner_pb2.GetPlannerStatusResponse:
             return await handler(context)
 
     server = rpc.RpcServer.bind("127.0.0.1:0", [SERVICE])
-    planner_pb2_grpc.add_PlannerServiceServicer_to_server(Servicer(), server.server)
+    planner_pb2_grpc.add_PlannerServiceServicer_to_server(Servicer(), server.server)  # type: ignore[abstract] # one is called
     await server.start()
     try:
         async with rpc.channel(f"127.0.0.1:{server.port}") as channel:

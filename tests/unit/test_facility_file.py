@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.common.errors import Code, StokerError
-from stoker.planner import facility_file
+from stoker.planner import facility_file, facility_names
 from stoker.planner.core.facility.values import Facility, Feed, Gpu, Site
 from stoker.planner.core.units import Watts
 
@@ -325,3 +325,57 @@ def test_the_pod_is_cabled_without_blocking() -> None:
     assert (tiers.count(0), tiers.count(1)) == (8, 4)
     assert sum(link.count for link in facility.links if link.lower in facility.nodes) == 256
     assert sum(link.count for link in facility.links if link.lower in facility.switches) == 256
+
+
+def test_a_text_cannot_include_files() -> None:
+    assert mistakes(SMALL + "include: [net.yaml]\n")[0].startswith("f.yaml:19: include: files beside this text")
+
+
+NONE_ALIKE = "more than 20,000 things; that is rather a slip than a facility"
+BOMBS = {
+    "ranges within ranges": ("{rows: {'row[1-9999]': {racks: {'$row-r[1-9999]': {}}}}}", "", NONE_ALIKE),
+    "a million GPUs": (
+        "{racks: {'r[1-9000]': {nodes: {'$rack-n': x}}}}",
+        "node_types: {x: {height_u: 1, weight_kg: 1, max_kw: 1, gpu: l40s, gpus: 1000}}\n",
+        NONE_ALIKE,
+    ),
+    "every switch to every other": (
+        "{}",
+        "switches: {'s[1-200]': {radix: 9}}\nlinks: [{lower: 's[1-200]', upper: 's[1-200]', gbit_per_s: 1}]\n",
+        NONE_ALIKE,
+    ),
+    "a tower of feeds": (
+        "{feeds: {f0: {kw: 1}, " + ", ".join(f"f{n}: {{parent: f{n - 1}}}" for n in range(1, 30)) + "}}",
+        "",
+        "f29: has no top within 20 feeds above it",
+    ),
+    "a long likeness": (
+        "{}",
+        "node_types: {x0: {like: l40s-8}, " + ", ".join(f"x{n}: {{like: x{n - 1}}}" for n in range(1, 30)) + "}\n",
+        "x29 is like x28 is like x27 is like x26 is like x25: that never ends",
+    ),
+    "thousands of unknown nodes": (
+        "{}",
+        "scale_up_domains: {d: 'x[1-9000]'}\n",
+        "f.yaml:3: scale_up_domains.d: no such node as 'x1', nor 8999 more; there is none yet",
+    ),
+    "the same fault in every rack": (
+        "{racks: {'r[1-500]': {feeds: [nowhere]}}}",
+        "",
+        "f.yaml:2: sites.s.racks.r[1-500]: and 498 more faults of what stands here",
+    ),
+    "hundreds of mistakes": (
+        "{racks: {" + ", ".join(f"r{n}: {{rocks: 1}}" for n in range(500)) + "}}",
+        "",
+        "and 400 mistakes more",
+    ),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_what_is_far_too_much_is_refused_in_few_words(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facility_names, "MOST_THINGS", 20_000)  # of a million, for the sake of time
+    site, more, told = BOMBS[bomb]
+    lines = mistakes(f"name: f\nsites: {{s: {site}}}\n{more}")
+    assert any(line.endswith(told) for line in lines)
+    assert len(lines) <= 101

@@ -153,7 +153,7 @@ def test_fewer_and_other_gpus() -> None:
 
 
 def test_another_size_of_memory() -> None:
-    told = Difference("n1", Kind.GPU_MEMORY, "80 GB", "94 GB (GPU 0)")
+    told = Difference("n1", Kind.GPU_MEMORY, "86 GB", "94 GB (GPU 0)")
     assert differences(node("n1", memory=Bytes(94 * 10**9)), node("n2")) == [told]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.common.errors import InvalidRequest
-from stoker.planner.core.envelope import Capacity, candidates, capacity, in_words
+from stoker.planner.core.envelope import Capacity, candidates, capacity, in_words, instead
 from stoker.planner.core.facility.values import (
     Envelope,
     Facility,
@@ -220,3 +220,19 @@ def test_tokens_per_joule_needs_a_rate_of_each_type() -> None:
     found = capacity(one_rack())
     assert found.tokens_per_joule({"h100": 1_000.0}) == pytest.approx(24 * 1_000 / 15_000)
     assert found.tokens_per_joule({"b200": 1_000.0}) is None
+
+
+def test_instead_of_what_stands_there() -> None:
+    rate = link_rate(400)
+    nodes = (Node("n1", "r1", "hgx"), Node("s1", "r1", "store"), Node("s2", "r2", "store"))
+    given = replace(listed(Rack("r1", "s"), Rack("r2", "s"), nodes=nodes), links=(Link("n1", "leaf", rate),))
+    given = replace(given, switches={"leaf": Switch("leaf", 0, 64)})
+    found = capacity(instead(given), "dgx-h100")
+    assert (found.racks, found.nodes_per_rack, found.gpus) == (2, 6, 40), "stores stay, and r2 was not for GPUs"
+
+
+def test_a_price_that_is_missing_is_not_zero() -> None:
+    site = Site("s", cost_per_kwh=0.2)
+    found = capacity(facility(site, Envelope(Rack("r", "s", fill="dgx-h100"), A_AND_B, 1)))
+    assert found.cost_per_hour is None
+    assert found.energy_per_hour == pytest.approx(10.2 * 0.2)

@@ -66,7 +66,8 @@ def test_a_node_that_leads_as_many_gangs_as_it_has_ports_leads_no_more() -> None
     nodes = [Node(name, frozenset(range(8)), engines=VLLM) for name in ("n1", "n2")]
     gang = Deployment("big", "a", "vllm", gpus_per_node=1, gang_size=2)
     limits = Limits(rendezvous_ports=range(29_500, 29_502))
-    drawn = plan(Problem(nodes=nodes, deployments=[gang], desired={"big": Desired(3)}), limits)
-    assert [put.rendezvous_port for put in drawn.puts] == [29_500, 29_501]
+    drawn = plan(Problem(nodes=nodes, deployments=[gang], desired={"big": Desired(5)}), limits)
+    assert [put.rendezvous_port for put in drawn.puts] == [29_500, 29_501, 29_500, 29_501], "two gangs a leader"
+    assert {put.members[0].node for put in drawn.puts[2:]} == {"n2"}, "another member leads"
     assert [entry.replicas for entry in drawn.unplaced] == [1]
     assert "widen rendezvous.ports" in drawn.unplaced[0].reason

@@ -88,11 +88,13 @@ def test_counts_are_bounded_and_in_order() -> None:
     assert "raise `most`" in wrong(policy)["scaling.bounds.least"]
     policy.bounds.least = 0
     policy.bounds.most = 0
-    assert not wrong(policy), "turned off"
-    assert policy_from(policy).bounds == Bounds(0, 0, 600.0)
+    assert "kind FIXED and replicas 0" in wrong(policy)["scaling.bounds.most"]
+    assert policy_from(policy).bounds == Bounds(0, 0, 600.0), "what an earlier release took is read on"
     policy.bounds.ClearField("least")
-    assert not wrong(policy)
-    assert policy_from(policy).bounds.least == 0, "`most: 0` alone is enough"
+    assert list(wrong(policy)) == ["scaling.bounds.most"], "told once"
+    assert policy_from(policy).bounds.least == 0
+    policy.schedules.add(begins="20:00", ends="08:00", most=0)
+    assert list(wrong(policy)) == ["scaling.bounds.most"], "off at night is something else"
     policy.bounds.most = 101
     assert wrong(policy) == {"scaling.bounds.most": "101 is too large; at most 100"}
 

@@ -61,6 +61,8 @@ class Addresses:
     local: StackState | None = None
     planners: tuple[str, ...] = ()
     scalers: tuple[str, ...] = ()
+    elsewhere: bool = False
+    """The user named registries, so that the local stack's services are not meant."""
 
     @classmethod
     def find(cls, registry: str = "", router: str = "", planner: str = "", scaler: str = "") -> Addresses:
@@ -70,7 +72,7 @@ class Addresses:
         routers = _split("--router", router) or (local.endpoints.router if local and not registry else ())
         planners = _split("--planner", planner) or ((local.endpoints.planner,) if local and not registry else ())
         scalers = _split("--scaler", scaler) or ((local.endpoints.scaler,) if local and not registry else ())
-        return cls(registries, routers, None if registry else local, planners, scalers)
+        return cls(registries, routers, None if registry else local, planners, scalers, bool(registry))
 
     def require_registries(self) -> tuple[str, ...]:
         """The registries. Raises StokerError when none is known."""
@@ -84,11 +86,16 @@ class Addresses:
         """The scalers. Raises StokerError when none is known."""
         return self._require(self.scalers, "scaler", "--scaler", "STOKER_SCALER")
 
-    @staticmethod
-    def _require(found: tuple[str, ...], what: str, flag: str, variable: str) -> tuple[str, ...]:
+    def require_planners(self) -> tuple[str, ...]:
+        """The planners. Raises StokerError when none is known."""
+        return self._require(self.planners, "planner", "--planner", "STOKER_PLANNER")
+
+    def _require(self, found: tuple[str, ...], what: str, flag: str, variable: str) -> tuple[str, ...]:
         if not found:
             lost = LocalStack(home := Home.default()).lost()
             local = f"the stack in {home.path} has lost its supervisor" if lost else "no local stack runs"
+            if self.elsewhere:
+                local = "the registries named are not asked for one"
             raise StokerError(
                 f"no {what} is known: {local}, and neither {flag} nor {variable} names one",
                 reason="NO_ADDRESS",

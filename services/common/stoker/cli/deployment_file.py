@@ -48,9 +48,7 @@ class _Reader:
             key = str(key_node.value)
             field = descriptor.fields_by_name.get(key)
             if field is None:
-                near = difflib.get_close_matches(key, list(descriptor.fields_by_name), n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(descriptor.fields_by_name)}"
-                self.wrong(key_node, f"{key}: no such setting; {hint}")
+                self.wrong(key_node, f"{key}: no such setting; {_hint(key, descriptor)}")
             elif key in values:
                 self.wrong(key_node, f"{key}: given twice")
             else:
@@ -121,6 +119,15 @@ class _Reader:
             self.wrong(node, f"{name}: expected a mapping of texts")
             return None
         return {str(key.value): str(value.value) for key, value in node.value}
+
+
+def _hint(key: str, descriptor: Descriptor) -> str:
+    """What may have been meant by a setting that is not there: one alike, or of that name in a section."""
+    fields = descriptor.fields_by_name
+    near = difflib.get_close_matches(key, list(fields), n=1)
+    sections = ((name, field.message_type) for name, field in fields.items() if not field.is_repeated)
+    near += [f"{name}.{key}" for name, inside in sections if inside and key in inside.fields_by_name]
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(fields)}"
 
 
 def read(path: Path) -> common_pb2.DeploymentSpec:

@@ -33,7 +33,7 @@ _NEXT = {
     "NOT_PLACED_IN_TIME": "add nodes or ask for less; `stoker status` (with --planner) says what is short",
     "DECISION_FORGOTTEN": 'take an id from a recent answer\'s x-request-id, or `stoker explain "PROMPT"`',
     "CRASH_LOOP": "mend what its log says (`stoker logs REPLICA`), then `stoker deploy` again",
-    "BAD_FILE": "correct the lines named and try again",
+    "BAD_FILE": "correct what is named and try again",
     "NOT_CONFIRMED": "answer y, or give --yes",
     "SCALED_BY_POLICY": "change its bounds (`stoker scaler policy DEPLOYMENT --set bounds.most=N`), "
     "or fix the count (`… --policy fixed`), then scale",

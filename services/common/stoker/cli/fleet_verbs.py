@@ -21,8 +21,9 @@ from stoker.cli.output import Format, FormatOption, Output
 from stoker.cli.parity import parity
 from stoker.cli.scaler_report import kind_name
 from stoker.common import rpc
-from stoker.common.errors import Conflict, InvalidRequest, NotFound
+from stoker.common.errors import Conflict, InvalidRequest, NotFound, StokerError
 from stoker.common.tls import Tls
+from stoker.registry.core import documents
 
 WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is so.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=1, max=86_400, help="Longest wait, in seconds.")]
@@ -184,6 +185,50 @@ def drain_node(
         f"; moving where there is room: {', '.join(there)}; follow with `stoker status`" if there and not undo else ""
     )
     out.result(value, f"{name}: {'usable again' if undo else 'draining'}{leave}")
+
+
+@drain.command("rack", epilog="Example: stoker drain rack r7")
+def drain_rack(
+    name: Annotated[str, typer.Argument(help="The rack, as the facility or the nodes' label `rack` names it.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Make its nodes usable again.")] = False,
+    registry: RegistryOption = "",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Place nothing new on the nodes of a rack and move their replicas away, or undo that."""
+    endpoints = Addresses.find(registry).require_registries()
+    out = Output(output)
+
+    async def work() -> dict[str, list[str]]:
+        async with Registries(endpoints, secured(registry)) as registries:
+            nodes = await nodes_of_rack(registries, name)
+            return {node: list(await registries.client.drain_node(node, undo=undo)) for node in nodes}
+
+    there = run(work())
+    replicas = sorted({replica for each in there.values() for replica in each})
+    value = {"rack": name, "draining": not undo, "nodes": list(there), "replicas": replicas}
+    leave = f"; moving where there is room: {', '.join(replicas)}" if replicas and not undo else ""
+    out.result(value, f"{name}: {', '.join(there)} {'usable again' if undo else 'draining'}{leave}")
+
+
+async def nodes_of_rack(registries: Registries, rack: str) -> list[str]:
+    """Nodes that are there and stand in `rack`: by the facility where it lists them, else by their label."""
+    nodes = (await registries.fleet()).records.nodes
+    racks = {node.node_id: node.labels.get("rack", "") for node in nodes}
+    try:
+        record = await registries.client.get_facility()
+    except StokerError as error:
+        if error.reason != "NOT_FOUND":
+            raise
+    else:
+        from stoker.planner import facility_file  # slow to import, as all that reads files
+
+        facility = facility_file.parse(documents.unpacked(record.document_zlib), "facility")
+        racks.update({name: facility.nodes[name].rack for name in racks if name in facility.nodes})
+    found = sorted(name for name, its in racks.items() if its == rack)
+    if not found:
+        known = ", ".join(sorted({its for its in racks.values() if its})) or "none"
+        raise NotFound(f"no node that is there stands in rack {rack!r}; racks of nodes: {known}")
+    return found
 
 
 @drain.command("replica", epilog="Example: stoker drain replica tiny-1")

@@ -49,6 +49,11 @@ def or_dash(value: Any, form: str = "{}") -> str:
     return "–" if value is None else form.format(value)
 
 
+def counted(number: int, what: str) -> str:
+    """A count in a sentence: "1 rack", "1,080 GPUs"."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 class Progress:
     """One line that says what is being waited for."""
 

@@ -52,12 +52,15 @@ FileOption = Annotated[
 def why(
     deployment: NameArgument,
     samples: Annotated[int, typer.Option("--samples", min=1, max=1_000, help="Last samples to show.")] = 5,
+    registry: RegistryOption = "",
     scaler: ScalerOption = "",
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Show what was decided for a deployment, what would be now, and the signals and figures behind it."""
     request = scaler_pb2.WhyDeploymentRequest(deployment=deployment, samples=samples)
-    answer = run(_ask(_scalers(scaler), secured(scaler), lambda stub: stub.WhyDeployment(request, timeout=_CALL_S)))
+    answer = run(
+        _ask(_scalers(scaler, registry), secured(scaler), lambda stub: stub.WhyDeployment(request, timeout=_CALL_S))
+    )
     value = scaler_report.why_json(deployment, answer)
     Output(output).result(value, *scaler_report.why_tables(value))
 
@@ -129,12 +132,13 @@ def policy(
 def pause(
     deployment: NameArgument,
     note: Annotated[str, typer.Option("--note", help="Why, for people.")] = "",
+    registry: RegistryOption = "",
     scaler: ScalerOption = "",
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Let the count of a deployment stand as it is until it is resumed."""
     request = scaler_pb2.PauseRequest(deployment=deployment, note=note)
-    run(_ask(_scalers(scaler), secured(scaler), lambda stub: stub.Pause(request, timeout=_CALL_S)))
+    run(_ask(_scalers(scaler, registry), secured(scaler), lambda stub: stub.Pause(request, timeout=_CALL_S)))
     value = {"deployment": deployment, "paused": True, "note": note}
     Output(output).result(value, f"{deployment}: paused; end it with `stoker scaler resume {deployment}`")
 
@@ -142,12 +146,13 @@ def pause(
 @app.command(epilog="Example: stoker scaler resume tiny")
 def resume(
     deployment: NameArgument,
+    registry: RegistryOption = "",
     scaler: ScalerOption = "",
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Let the policy of a deployment decide again."""
     request = scaler_pb2.ResumeRequest(deployment=deployment)
-    run(_ask(_scalers(scaler), secured(scaler), lambda stub: stub.Resume(request, timeout=_CALL_S)))
+    run(_ask(_scalers(scaler, registry), secured(scaler), lambda stub: stub.Resume(request, timeout=_CALL_S)))
     value = {"deployment": deployment, "paused": False}
     Output(output).result(value, f"{deployment}: resumed; its policy decides")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -80,6 +81,9 @@ def decision_json(desired: records_pb2.Desired) -> dict[str, Any]:
 def policy_json(policy: scaling_pb2.ScalingPolicy) -> dict[str, Any]:
     """A policy, as a deployment file has it."""
     value: dict[str, Any] = MessageToDict(policy, preserving_proto_field_name=True)
+    for schedule in value.get("schedules", ()):
+        if "days" in schedule:
+            schedule["days"] = [day.removeprefix("WEEKDAY_").lower() for day in schedule["days"]]
     return {**value, "kind": kind_name(policy)}
 
 
@@ -121,7 +125,7 @@ def policy_lines(policy: dict[str, Any], inside: str = "") -> list[RenderableTyp
         if isinstance(setting, dict):
             shown += policy_lines(setting, f"{inside}{name}.")
         else:
-            shown.append(Text(f"{inside}{name}={setting}"))
+            shown.append(Text(f"{inside}{name}={setting if isinstance(setting, str) else json.dumps(setting)}"))
     return shown
 
 

@@ -8,6 +8,8 @@ import yaml
 
 from stoker.common.errors import Code, StokerError
 
+_MOST_TOLD = 100
+
 
 class Mistakes:
     """What is wrong in a file, gathered while it is read."""
@@ -28,6 +30,8 @@ class Mistakes:
         if self._told:
             told = sorted(self._told)
             whole = [f"{source}:{line}: {what}" if lines else f"{source}: {what}" for source, line, what in told]
+            if len(whole) > _MOST_TOLD:
+                whole = [*whole[:_MOST_TOLD], f"and {len(whole) - _MOST_TOLD} mistakes more"]
             raise bad("\n".join(whole))
 
 

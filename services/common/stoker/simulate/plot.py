@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from stoker.bench import svg
+from stoker.common import svg
 from stoker.simulate.figures import Figures, Run
 from stoker.simulate.fleet import Count
 from stoker.simulate.ledger import BIN_S, Bin

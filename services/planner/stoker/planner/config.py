@@ -54,6 +54,20 @@ class RendezvousConfig:
 
 
 @dataclass(frozen=True)
+class SearchConfig:
+    """How long to look for better places than the first ones found."""
+
+    round_s: Annotated[
+        float,
+        Meta(description="longest search for a batch in one round, seconds; 0: the first places found", ge=0, le=60),
+    ] = 2.0
+    least_replicas: Annotated[
+        int, Meta(description="replicas with GPUs that a round must have to place before it searches", ge=1)
+    ] = 4
+    answer_s: Annotated[float, Meta(description="longest computation for a caller, seconds", gt=0, le=86_400)] = 300.0
+
+
+@dataclass(frozen=True)
 class PlannerConfig:
     """Settings of one planner process."""
 
@@ -67,5 +81,6 @@ class PlannerConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     retire: RetireConfig = field(default_factory=RetireConfig)
     rendezvous: RendezvousConfig = field(default_factory=RendezvousConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from stoker.planner.core.facility import checks, fabrics
-from stoker.planner.core.facility.ranges import MOST_NAMES, BadRange, expand
 from stoker.planner.core.facility.values import (
     Distance,
     Envelope,
@@ -22,6 +21,7 @@ from stoker.planner.core.facility.values import (
     Switch,
 )
 from stoker.planner.core.units import link_rate, watts
+from stoker.planner.facility_names import Names, Place, TooMany
 from stoker.planner.facility_schema import (
     EnvelopeEntry,
     FabricEntry,
@@ -35,16 +35,16 @@ from stoker.planner.facility_schema import (
 )
 from stoker.planner.facility_types import Types, Wrong, hint, node_entry
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,126}")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|([a-z]+))")
-
-Place = Mapping[str, str]
-"""Names around something, by kind: {"site": "fra", "row": "r1"}."""
+_ALIKE = 2
+"""So many faults are told of one line."""
 
 
 def build(file: FacilityFile, catalogue: FacilityFile, wrong: Wrong) -> Facility:
     """The facility, as far as it can be made; what is wrong is told by path in the file."""
-    return _Build(file, catalogue, wrong).run()
+    try:
+        return _Build(file, catalogue, wrong).run()
+    except TooMany:
+        return Facility(file.name)
 
 
 class _Build:
@@ -53,6 +53,7 @@ class _Build:
     def __init__(self, file: FacilityFile, catalogue: FacilityFile, wrong: Wrong) -> None:
         self._file = file
         self._wrong = wrong
+        self._names = Names(wrong)
         self._types = Types(file, catalogue, wrong)
         self._sites: dict[str, Site] = {}
         self._feeds: dict[str, Feed] = {}
@@ -61,10 +62,7 @@ class _Build:
         self._switches: dict[str, Switch] = {}
         self._links: list[Link] = []
         self._envelopes: list[Envelope] = []
-        self._paths: dict[str, str] = {}
-        """Where each site, rack, node, switch and end of a link stands in the file."""
         self._feed_paths: dict[str, str] = {}
-        self._made = 0
 
     def run(self) -> Facility:
         for name, entry in self._file.sites.items():
@@ -88,16 +86,26 @@ class _Build:
             distances=tuple(self._distances()),
             envelopes=tuple(self._envelopes),
         )
-        for fault in checks.faults(facility):
-            path = self._feed_paths.get(fault.name) or self._paths.get(fault.name, "")
-            self._wrong(path, f"{fault.name}: {fault.what}")
+        self._tell(checks.faults(facility))
         return facility
+
+    def _tell(self, faults: Iterable[checks.Fault]) -> None:
+        """Tell the faults; of many at one place, as of all racks of a range, the first ones."""
+        told: Counter[str] = Counter()
+        for fault in faults:
+            path = self._feed_paths.get(fault.name) or self._names.paths.get(fault.name, "")
+            told[path] += 1
+            if told[path] <= _ALIKE:
+                self._wrong(path, f"{fault.name}: {fault.what}")
+        for path, count in told.items():
+            if count > _ALIKE:
+                self._wrong(path, f"and {count - _ALIKE} more faults of what stands here")
 
     # --- places ---
 
     def _site(self, name: str, entry: SiteEntry) -> None:
         path = f"sites.{name}"
-        if not self._claimed(name, path):
+        if not self._names.claimed(name, path):
             return
         supply = None if entry.supply_kw is None else watts(entry.supply_kw)
         if supply is not None and entry.reserved_kw > (entry.supply_kw or 0):
@@ -114,7 +122,7 @@ class _Build:
         )
         place = {"site": name}
         for pattern, suite in entry.suites.items():
-            for each in self._names(pattern, f"{path}.suites.{pattern}", place):
+            for each in self._names.expanded(pattern, f"{path}.suites.{pattern}", place):
                 self._rows(suite.rows, f"{path}.suites.{pattern}.rows", {**place, "suite": each})
                 self._row(suite, f"{path}.suites.{pattern}", {**place, "suite": each})
         self._rows(entry.rows, f"{path}.rows", place)
@@ -124,7 +132,7 @@ class _Build:
 
     def _rows(self, rows: Mapping[str, RowEntry], path: str, place: Place) -> None:
         for pattern, row in rows.items():
-            for each in self._names(pattern, f"{path}.{pattern}", place):
+            for each in self._names.expanded(pattern, f"{path}.{pattern}", place):
                 self._row(row, f"{path}.{pattern}", {**place, "row": each})
 
     def _row(self, row: RowEntry, path: str, place: Place) -> None:
@@ -132,7 +140,7 @@ class _Build:
         for pattern, rack in row.racks.items():
             at = f"{path}.racks.{pattern}"
             settings = self._types.rack_settings(rack, at)
-            names = [name for name in self._names(pattern, at, place) if self._claimed(name, at)]
+            names = [name for name in self._names.expanded(pattern, at, place) if self._names.claimed(name, at)]
             dealt = self._dealt(settings, names, at)
             for name in names:
                 self._rack(name, settings, at, {**place, "rack": name}, dealt.get(name, ()))
@@ -143,10 +151,12 @@ class _Build:
         feeds = self._rack_feeds(entry, path, place)
         self._racks[name] = self._rack_value(name, entry, path, place, feeds)
         for pattern, node, node_path in self._own_nodes(entry, path):
-            for number, each in enumerate(self._names(pattern, node_path, place)):
+            for number, each in enumerate(self._names.expanded(pattern, node_path, place)):
                 self._node(each, node, node_path, name, number)
-        for number, (each, node_path, node) in enumerate(dealt):
-            self._node(each, node, node_path, name, number)
+        placed: Counter[str] = Counter()
+        for each, node_path, node in dealt:
+            self._node(each, node, node_path, name, placed[node_path])
+            placed[node_path] += 1
 
     def _rack_value(self, name: str, entry: RackEntry, path: str, place: Place, feeds: tuple[str, ...]) -> Rack:
         if entry.fill:
@@ -176,7 +186,7 @@ class _Build:
         elif settings.feeds:
             for pattern, feed in settings.feeds.items():
                 at = f"{path}.feeds.{pattern}"
-                feeds += [self._feed(name, feed, at, within) for name in self._names(pattern, at, within)]
+                feeds += [self._feed(name, feed, at, within) for name in self._names.expanded(pattern, at, within)]
         if not settings.fill and len(settings.nodes) == 1:
             settings.fill = node_entry(next(iter(settings.nodes.values()))).type
         if not settings.fill:
@@ -189,14 +199,14 @@ class _Build:
 
     def _rack_feeds(self, entry: RackEntry, path: str, place: Place) -> tuple[str, ...]:
         if isinstance(entry.feeds, list):
-            return tuple(name for text in entry.feeds for name in self._names(text, f"{path}.feeds", place))
+            return tuple(name for text in entry.feeds for name in self._names.expanded(text, f"{path}.feeds", place))
         return tuple(self._own_feeds(entry.feeds or {}, f"{path}.feeds", place))
 
     def _own_feeds(self, feeds: Mapping[str, FeedEntry], path: str, place: Place) -> list[str]:
         names = []
         for pattern, entry in feeds.items():
             at = f"{path}.{pattern}"
-            for name in self._names(pattern, at, place):
+            for name in self._names.expanded(pattern, at, place):
                 if name in self._feeds:
                     there = self._feed_paths[name]
                     self._wrong(at, f"feed {name} is there already, by {there}; put $row or $rack into its name")
@@ -222,15 +232,14 @@ class _Build:
                 self._wrong(path, "volts and amps belong together")
             factor = math.sqrt(3) if entry.phases == "3" else 1.0
             capacity = watts((entry.volts or 0) * (entry.amps or 0) * factor / 1e3 * entry.derating)
-        parent = self._filled_in(entry.parent, path, place)
+        parent = self._names.filled_in(entry.parent, path, place)
         return Feed(name, source=entry.source, capacity=capacity, parent=parent)
 
     def _topped(self, feed: Feed) -> Feed:
         """A feed with the source that stands at the top of its tree."""
-        top, seen = feed, {feed.name}
-        while top.parent in self._feeds and top.parent not in seen:
-            seen.add(top.parent)
-            top = self._feeds[top.parent]
+        top = feed
+        for _ in range(checks.DEEPEST_FEED):
+            top = self._feeds.get(top.parent, top)
         return replace(feed, source=top.source or top.name)
 
     # --- nodes ---
@@ -247,7 +256,7 @@ class _Build:
             at = f"{path}.nodes.{pattern}"
             if "$" in pattern or not racks:
                 continue
-            names = self._names(pattern, at, {})
+            names = self._names.expanded(pattern, at, {})
             each, rest = divmod(len(names), len(racks))
             if rest:
                 self._wrong(
@@ -261,9 +270,10 @@ class _Build:
         return dealt
 
     def _node(self, name: str, entry: NodeEntry, path: str, rack: str, number: int) -> None:
-        if not self._types.known_node_type(entry.type, path) or not self._claimed(name, path):
+        if not self._types.known_node_type(entry.type, path) or not self._names.claimed(name, path):
             return
         kind = self._types.entries[entry.type]
+        self._names.count(kind.gpus or 0, path)
         height = self._types.nodes[entry.type].height_u
         self._nodes[name] = Node(
             name,
@@ -296,12 +306,17 @@ class _Build:
     def _domains(self) -> None:
         for domain, patterns in self._file.scale_up_domains.items():
             path = f"scale_up_domains.{domain}"
-            for name in self._listed(patterns, path):
-                node = self._nodes.get(name)
-                if node is None:
-                    self._wrong(path, f"no such node as {name!r}; {hint(name, self._nodes)}")
-                    continue
+            for name in self._known(self._names.listed(patterns, path), path):
+                node = self._nodes[name]
                 self._nodes[name] = replace(node, gpus=tuple(replace(gpu, scale_up=domain) for gpu in node.gpus))
+
+    def _known(self, names: list[str], path: str) -> list[str]:
+        """Those of the names that are nodes; the others are told, by the first of them."""
+        unknown = [name for name in names if name not in self._nodes]
+        if unknown:
+            more = f", nor {len(unknown) - 1} more" if unknown[1:] else ""
+            self._wrong(path, f"no such node as {unknown[0]!r}{more}; {hint(unknown[0], self._nodes)}")
+        return [name for name in names if name in self._nodes]
 
     # --- fabric ---
 
@@ -310,32 +325,28 @@ class _Build:
             path = f"switches.{pattern}"
             if entry.rack and entry.rack not in self._racks:
                 self._wrong(f"{path}.rack", f"no such rack as {entry.rack!r}; {hint(entry.rack, self._racks)}")
-            for name in self._names(pattern, path, {}):
-                if self._claimed(name, path):
+            for name in self._names.expanded(pattern, path, {}):
+                if self._names.claimed(name, path):
                     self._switches[name] = Switch(name, entry.tier, entry.radix, entry.rack, entry.rail)
 
     def _add_links(self) -> None:
         for number, entry in enumerate(self._file.links):
             path = f"links.{number}"
-            uppers = self._names(entry.upper, path, {})
-            for lower in self._names(entry.lower, path, {}):
+            uppers = self._names.expanded(entry.upper, path, {})
+            for lower in self._names.expanded(entry.lower, path, {}):
                 for upper in uppers:
-                    if not self._room_for_one(path):
-                        return
+                    self._names.count(1, path)
                     for end in (lower, upper):
-                        self._paths.setdefault(end, path)
+                        self._names.paths.setdefault(end, path)
                     rate, latency = link_rate(entry.gbit_per_s), entry.latency_us / 1e6
                     self._links.append(Link(lower, upper, rate, entry.count, latency, entry.rail))
 
     def _add_fabrics(self) -> None:
         for name, entry in self._file.fabrics.items():
             path = f"fabrics.{name}"
-            nodes = self._listed(entry.nodes, path)
-            unknown = [node for node in nodes if node not in self._nodes]
-            if unknown:
-                more = f", nor {len(unknown) - 1} more" if unknown[1:] else ""
-                self._wrong(path, f"no such node as {unknown[0]!r}{more}; {hint(unknown[0], self._nodes)}")
-            elif nodes:
+            named = self._names.listed(entry.nodes, path)
+            nodes = self._known(named, path)
+            if nodes and len(nodes) == len(named):
                 self._fabric(name, entry, nodes, path)
 
     def _fabric(self, name: str, entry: FabricEntry, nodes: list[str], path: str) -> None:
@@ -359,13 +370,14 @@ class _Build:
             spines=entry.spines,
             latency_s=entry.latency_us / 1e6,
         )
+        self._names.count(len(nodes) * ports, path)
         made = fabrics.rails if entry.kind == "rail-optimised" else fabrics.clos
         try:
             switches, links = fabrics.built(fabric, made(name, nodes, entry.nodes_per_leaf, ports))
         except fabrics.Unbuildable as error:
             self._wrong(path, str(error))
             return
-        self._switches |= {switch.name: switch for switch in switches if self._claimed(switch.name, path)}
+        self._switches |= {switch.name: switch for switch in switches if self._names.claimed(switch.name, path)}
         self._links += links
 
     def _distances(self) -> Iterable[Distance]:
@@ -380,49 +392,3 @@ class _Build:
                     self._wrong(path, f"no site is in region {region!r}; {hint(region, regions)}")
             one, other = entry.between
             yield Distance(one, other, entry.latency_ms / 1e3, entry.cost_per_gb)
-
-    # --- names ---
-
-    def _names(self, pattern: str, path: str, place: Place) -> list[str]:
-        """The names that a pattern stands for; what is wrong with it is told, and then there are none."""
-        text = self._filled_in(pattern, path, place)
-        try:
-            names = expand(text, MOST_NAMES)
-        except BadRange as error:
-            self._wrong(path, str(error))
-            return []
-        bad = next((name for name in names if not _NAME.fullmatch(name)), None)
-        if bad is not None:
-            self._wrong(path, f"{bad[:80]!r} is no name: letters, digits and . _ : - within, at most 127")
-            return []
-        return names
-
-    def _listed(self, patterns: str | list[str], path: str) -> list[str]:
-        each = [patterns] if isinstance(patterns, str) else patterns
-        return [name for pattern in each for name in self._names(pattern, path, {})]
-
-    def _filled_in(self, text: str, path: str, place: Place) -> str:
-        """A text with $rack, $row, $suite and $site put in."""
-
-        def value(match: re.Match[str]) -> str:
-            name = match[1] or match[2]
-            if name not in place:
-                told = ", ".join(f"${each}" for each in place) or "none here"
-                self._wrong(path, f"${name} has no value; known: {told}")
-            return place.get(name, name)
-
-        return _VARIABLE.sub(value, text)
-
-    def _claimed(self, name: str, path: str) -> bool:
-        """Take a name for one thing; False where another has it, which is told."""
-        if name in self._paths:
-            self._wrong(path, f"the name {name} is taken already, by {self._paths[name]}; names are unique over all")
-            return False
-        self._paths[name] = path
-        return self._room_for_one(path)
-
-    def _room_for_one(self, path: str) -> bool:
-        self._made += 1
-        if self._made == 4 * MOST_NAMES:
-            self._wrong(path, f"makes more than {4 * MOST_NAMES} things; that is rather a slip than a facility")
-        return self._made < 4 * MOST_NAMES

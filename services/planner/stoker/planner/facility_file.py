@@ -32,7 +32,22 @@ def read(path: Path) -> Facility:
 
 def parse(text: str, source: str) -> Facility:
     """The facility in a text that includes no files; `source` names it in errors. Raises as `read` does."""
-    return _made(_composed(text, source))
+    node = _composed(text, source)
+    for included in _included(node):
+        mark = included.start_mark
+        raise yaml_file.bad(
+            f"{source}:{mark.line + 1}: include: files beside this text cannot be read here; send it as one "
+            "(`stoker plan validate FILE --whole` writes that)"
+        )
+    return _made(node)
+
+
+def whole(path: Path) -> str:
+    """The text of a file with all that it includes, as one file that includes nothing: what a service can be sent."""
+    node = _with_included(path)
+    if isinstance(node, yaml.MappingNode):
+        node.value = [(key, value) for key, value in node.value if key.value != "include"]
+    return str(yaml.serialize(node, Dumper=yaml.SafeDumper, allow_unicode=True, width=118))
 
 
 def schema() -> dict[str, Any]:
@@ -42,7 +57,11 @@ def schema() -> dict[str, Any]:
 
 def written(part: FacilityFile) -> str:
     """A facility file, or a part of one, as YAML."""
-    return str(yaml.safe_dump(msgspec.to_builtins(part), sort_keys=False, allow_unicode=True, width=118))
+    return str(
+        yaml.safe_dump(
+            msgspec.to_builtins(part), sort_keys=False, allow_unicode=True, default_flow_style=None, width=118
+        )
+    )
 
 
 def _composed(text: str, source: str) -> yaml.Node:

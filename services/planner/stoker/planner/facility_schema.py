@@ -46,6 +46,9 @@ class GpuTypeEntry(Published, kw_only=True):
     """One model of GPU."""
 
     memory_gb: Annotated[float, _bounded("memory, GB (10⁹ bytes)", 100_000)]
+    memory_mib: (
+        Annotated[float, _bounded("memory as the driver tells it, MiB; holds before memory_gb", 1e8)] | None
+    ) = None
     memory_gb_per_s: Annotated[float, _bounded("memory bandwidth, GB/s", 1e6)]
     tflops: Annotated[dict[str, float], _said("dense rates by data type: bf16, fp8, fp4; TFLOP/s")] = {}
     max_w: Annotated[int, _bounded("power limit, W", 100_000)]

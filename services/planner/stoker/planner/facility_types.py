@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
+from itertools import chain, islice
 from typing import TypeVar
 
 import msgspec
@@ -27,6 +27,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 Wrong = Callable[[str, str], None]
 """Told the path in the file, "node_types.x.gpu", and what is wrong there."""
 
+_LONGEST_LIKENESS = 10
+_MOST_HINTED = 2_000
 _IDLE_SHARE = 0.3
 """Of the most power, drawn with all GPUs idle, where nobody has measured it."""
 
@@ -75,8 +77,8 @@ class Types:
         entry, seen = self._node_entries[name], [name]
         while entry.like:
             base = entry.like
-            if base in seen:
-                self._wrong(f"node_types.{name}.like", f"{' is like '.join([*seen, base])}: that never ends")
+            if base in seen or len(seen) > _LONGEST_LIKENESS:
+                self._wrong(f"node_types.{name}.like", f"{' is like '.join([*seen, base][:5])}: that never ends")
                 return None
             if base not in self._node_entries:
                 if len(seen) == 1:
@@ -163,11 +165,11 @@ def node_entry(entry: str | NodeEntry) -> NodeEntry:
 
 def hint(name: str, known: Iterable[str]) -> str:
     """What may be meant by a name that is not known."""
-    names = sorted(known)
+    names = sorted(islice(known, _MOST_HINTED))
     near = difflib.get_close_matches(name[:80], names, n=1)
     if near:
         return f"did you mean {near[0]}?"
-    return f"known: {', '.join(names[:40])}" if names else "there is none yet"
+    return f"known: {', '.join(names[:20])}" if names else "there is none yet"
 
 
 def rack_cooling(entry: RackSettings) -> Watts | None:
@@ -178,7 +180,7 @@ def rack_cooling(entry: RackSettings) -> Watts | None:
 def _gpu(name: str, entry: GpuTypeEntry) -> GpuType:
     return GpuType(
         name,
-        memory=Bytes(round(entry.memory_gb * 1e9)),
+        memory=Bytes(round(entry.memory_gb * 1e9 if entry.memory_mib is None else entry.memory_mib * 2**20)),
         memory_bandwidth=BytesPerSecond(round(entry.memory_gb_per_s * 1e9)),
         flops={kind: rate * 1e12 for kind, rate in entry.tflops.items()},
         max_power=Watts(entry.max_w),

@@ -19,6 +19,7 @@ TOPICS = (
     registry_pb2.TOPIC_NODES,
     registry_pb2.TOPIC_DEPLOYMENTS,
     registry_pb2.TOPIC_DESIRED,
+    registry_pb2.TOPIC_ASSIGNMENTS,
     registry_pb2.TOPIC_REPLICAS,
     registry_pb2.TOPIC_LOAD,
     registry_pb2.TOPIC_LEADERS,

@@ -63,13 +63,21 @@ class Caches:
         return worths
 
     def warmings(
-        self, deployment: str, going: Collection[str], heirs: Collection[str], budget_tokens: float, now: float
+        self,
+        deployment: str,
+        going: Collection[str],
+        heirs: Collection[str],
+        budget_tokens: float,
+        now: float,
+        *,
+        replaced: bool = False,
     ) -> tuple[Warming, ...]:
-        """The prefixes of replicas that go which `heirs` are to compute, best first."""
+        """The prefixes of replicas that go which `heirs` are to compute, best first. Those that are `replaced` leave
+        as much room for blocks as before."""
         warmth = self._warmths.get(deployment)
         if warmth is None or budget_tokens <= 0:
             return ()
-        blocks = warmth.held_by(going, now, staying=_staying(warmth, going))
+        blocks = warmth.held_by(going, now, staying=1.0 if replaced else _staying(warmth, going))
         return warming.plan(blocks, heirs, self._block_tokens(warmth.replicas) * SAMPLE, budget_tokens)
 
     def _of(self, replica: str) -> Warmth | None:

@@ -65,18 +65,23 @@ def desired_record(
         fence=fence,
         because=[*because, *victims],
         paused=paused,
-        warmings=[
-            records_pb2.Warming(
-                leaf=warming.leaf,
-                from_replica=warming.holder,
-                to_replica=warming.successor,
-                tokens=round(warming.tokens),
-            )
-            for warming in warmings[:MAX_WARMINGS]
-        ],
+        warmings=warming_messages(warmings),
     )
     record.decided_at.GetCurrentTime()
     return record
+
+
+def warming_messages(warmings: Sequence[Warming]) -> list[records_pb2.Warming]:
+    """The best of them, as many as a record holds."""
+    return [
+        records_pb2.Warming(
+            leaf=warming.leaf,
+            from_replica=warming.holder,
+            to_replica=warming.successor,
+            tokens=round(warming.tokens),
+        )
+        for warming in warmings[:MAX_WARMINGS]
+    ]
 
 
 def _victim_message(name: str, cost: Cost) -> records_pb2.Because:

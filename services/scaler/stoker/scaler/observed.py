@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
 from stoker.registry.client import FleetView
@@ -22,8 +22,14 @@ _RACK = "rack"
 _COUNTED = ("generation_tokens", "prompt_tokens", "itl_sum_s", "itl_count", "prefill_sum_s")
 
 
-def fleet_of(view: FleetView, loads: Mapping[str, Load], since: Mapping[str, float | None] | None = None) -> Fleet:
-    """The registry's records as the core sees them; `since` is when each replica came to stand as it does."""
+def fleet_of(
+    view: FleetView,
+    loads: Mapping[str, Load],
+    since: Mapping[str, float | None] | None = None,
+    moving: Collection[str] = (),
+) -> Fleet:
+    """The registry's records as the core sees them; `since` is when each replica came to stand as it does, `moving`
+    those that are replaced."""
     stood = since or {}
     return Fleet(
         deployments=[Deployment(d.spec.name, d.generation, d.spec.replicas) for d in view.deployments.values()],
@@ -35,6 +41,7 @@ def fleet_of(view: FleetView, loads: Mapping[str, Load], since: Mapping[str, flo
                 leaving=replica.wanted in (records_pb2.WANTED_DRAIN, records_pb2.WANTED_RETIRE),
                 since=stood.get(replica.replica_id),
                 domain=_rack(view, replica),
+                moving=replica.replica_id in moving,
             )
             for replica in view.replicas.values()
         ],

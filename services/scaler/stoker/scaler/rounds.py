@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import structlog
@@ -19,7 +19,8 @@ from stoker.scaler.core.decide import decide
 from stoker.scaler.core.policy import Kind, Policy
 from stoker.scaler.core.values import Decision, Decisions, Desired
 from stoker.scaler.core.warming import Warming
-from stoker.scaler.decision_messages import desired_record
+from stoker.scaler.decision_messages import desired_record, warming_messages
+from stoker.scaler.moving import moved
 from stoker.scaler.persisted import record_of
 from stoker.scaler.watching import Watching
 
@@ -72,8 +73,9 @@ class ScalerRound:
         for desired in decisions.changed:
             if (memory := self.watching.memories.get(desired.deployment)) is not None:
                 memory.counted(desired.replicas, now)
+        warmed = await self._move(decisions, fence, now)
         kept = await self._keep(decisions, fence, now)
-        return revision if kept is None else kept
+        return next((each for each in (kept, warmed) if each is not None), revision)
 
     async def decided(self, now: float, policies: Mapping[str, Policy] | None = None) -> Decisions:
         """What would be decided now, `policies` in place of those there are. In a thread: a large fleet's round must
@@ -120,10 +122,31 @@ class ScalerRound:
         # It may have been deleted while this was decided: then the next round removes its count.
         policy = self.watching.policies.get(desired.deployment)
         paused = policy is not None and policy.paused
-        warmings: Sequence[Warming] = ()
+        now, warmings = asyncio.get_running_loop().time(), list[Warming]()
         if decision.costs:
-            warmings = self.watching.warmings(decision, self._config.warm_s, asyncio.get_running_loop().time())
+            warmings += self.watching.warmings(decision, self._config.warm_s, now)
+        if move := self.watching.moving.moves.get(desired.deployment):
+            warmings += self.watching.moved(desired.deployment, move, self._config.warm_s, now)
+            self.watching.moving.planned(desired.deployment, move, now)
         return desired_record(desired, decision, fence, paused=paused, warmings=warmings)
+
+    async def _move(self, decisions: Decisions, fence: common_pb2.Fence, now: float) -> int | None:
+        """Write what others are to compute before replicas go that the planner replaces."""
+        written = {desired.deployment for desired in decisions.changed}
+        revision, records = None, []
+        for name, move in self.watching.moving.due(now).items():
+            standing = self._view.desired.get(name)
+            if standing is None or name in written:
+                continue
+            warmings = warming_messages(self.watching.moved(name, move, self._config.warm_s, now))
+            self.watching.moving.planned(name, move, now)
+            record = moved(standing, move, warmings)
+            if record.warmings != standing.warmings:
+                record.fence.CopyFrom(fence)
+                records.append(record)
+        for some in fitting(records):
+            revision = await self.client.set_desired(fence, some)
+        return revision
 
     async def _keep(self, decisions: Decisions, fence: common_pb2.Fence, now: float) -> int | None:
         """Write what the next scaler must know: at once where a count has changed, each minute otherwise."""

@@ -20,6 +20,7 @@ from stoker.registry.client import (
 )
 from stoker.scaler.caches import Caches
 from stoker.scaler.core.memory import Memory
+from stoker.scaler.core.moving import Move
 from stoker.scaler.core.observing import Observer
 from stoker.scaler.core.policy import Kind, Policy
 from stoker.scaler.core.signals import History
@@ -27,6 +28,7 @@ from stoker.scaler.core.starts import Starts
 from stoker.scaler.core.steady_clock import SteadyClock
 from stoker.scaler.core.values import Decision, Fleet, Standing
 from stoker.scaler.core.warming import Warming
+from stoker.scaler.moving import Moving
 from stoker.scaler.observed import Loads, asked_of, fleet_of, report_of, standing_of, start_of
 from stoker.scaler.persisted import restore, seconds
 from stoker.scaler.policy_messages import policy_of
@@ -56,6 +58,7 @@ class Watching:
         self._sampled_at = float("-inf")
         self._reports: dict[str, tuple[registry_pb2.ReplicaLoad, float]] = {}
         self.caches = Caches(view)
+        self.moving = Moving(view)
         self.starts = Starts()
         self.memories: dict[str, Memory] = {}
         self.policies: dict[str, Policy] = {}
@@ -91,7 +94,7 @@ class Watching:
     def fleet(self) -> Fleet:
         """The records, with the last load of each replica, and since when it stands as it does."""
         since = {replica: self.starts.since(replica) for replica in self._view.replicas}
-        return fleet_of(self._view, Loads(dict(self._reports)), since)
+        return fleet_of(self._view, Loads(dict(self._reports)), since, self.moving.movers)
 
     def histories(self, now: float) -> Mapping[str, History]:
         """What is known of each deployment."""
@@ -99,7 +102,10 @@ class Watching:
         return {name: memory.history(self.starts.startup(name), wall) for name, memory in self.memories.items()}
 
     def warmings(self, decision: Decision, warm_s: float, now: float) -> Sequence[Warming]:
-        """What those that stay are to compute of what the victims hold, each for at most `warm_s` seconds."""
+        """What those that stay are to compute of what the victims hold, each for at most `warm_s` seconds; `moved`
+        tells it of those that are replaced."""
+        move = self.moving.moves.get(decision.deployment)
+        going = [name for name in decision.victims if move is None or name not in move.going]
         mine = [r for r in self._view.replicas.values() if r.deployment == decision.deployment]
         heirs = [
             r.replica_id
@@ -108,10 +114,19 @@ class Watching:
             and r.wanted == records_pb2.WANTED_RUN
             and standing_of(r) is Standing.READY
         ]
-        memory = self.memories.get(decision.deployment)
+        budget = self._budget(decision.deployment, warm_s, len(heirs))
+        return self.caches.warmings(decision.deployment, going, heirs, budget, now) if going else ()
+
+    def moved(self, deployment: str, move: Move, warm_s: float, now: float) -> Sequence[Warming]:
+        """The same of replicas that are replaced."""
+        budget = self._budget(deployment, warm_s, len(move.heirs))
+        return self.caches.warmings(deployment, move.going, move.heirs, budget, now, replaced=True)
+
+    def _budget(self, deployment: str, warm_s: float, heirs: int) -> float:
+        """Tokens that so many can compute in `warm_s` seconds each; none where that is not known."""
+        memory = self.memories.get(deployment)
         rate = memory.measured.capacity.prefill_tokens_per_s if memory is not None else None
-        budget = warm_s * (rate or 0.0) * len(heirs)
-        return self.caches.warmings(decision.deployment, decision.victims, heirs, budget, now)
+        return warm_s * (rate or 0.0) * heirs
 
     def catch_up(self, now: float) -> None:
         """Take the deployments and counts of the view, which is ahead of the events: a deployment that is decided on
@@ -120,6 +135,7 @@ class Watching:
         for gone in self.memories.keys() - deployments.keys():
             del self.memories[gone], self.policies[gone], self._read[gone]
         self.starts.keep(deployments)
+        self.moving.look()
         wall = self.wall(now)
         for name, deployment in deployments.items():
             memory = self.memories.get(name)

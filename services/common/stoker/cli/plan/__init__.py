@@ -1,4 +1,5 @@
-"""`stoker plan`: from a power envelope and a model to racks, GPUs and placements. Works on files, offline.
+"""`stoker plan`: from a power envelope and a model to racks, GPUs and placements. On files, offline, and on a fleet
+that runs.
 
 Each file of verbs here has an `add_to(app)`.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from stoker.cli.plan import facility
+from stoker.cli.plan import capacity, facility, live, sizing
 
 app = typer.Typer(
     help="Plan capacity and placements: what a facility can power, what a model needs, which GPUs each replica gets.",
@@ -21,3 +22,6 @@ def _common() -> None:
 
 
 facility.add_to(app)
+capacity.add_to(app)
+sizing.add_to(app)
+live.add_to(app)

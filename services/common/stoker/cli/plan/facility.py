@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.table import Table
 
-from stoker.cli.output import Format, FormatOption, Output, or_dash
-from stoker.common.errors import NotFound
-from stoker.planner import catalogue as types
-from stoker.planner import facility_file
-from stoker.planner.core.facility.values import Facility
-from stoker.planner.facility_schema import NodeTypeEntry, RackTypeEntry, Source
+from stoker.cli.addresses import Addresses, RegistryOption, secured
+from stoker.cli.fleet import Fleet, Registries
+from stoker.cli.loop import run
+from stoker.cli.output import Format, FormatOption, Output, Verbatim, or_dash
+from stoker.common import yaml_file
+from stoker.common.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from stoker.planner.core.facility.observed import ObservedNode
+    from stoker.planner.core.facility.values import Facility
+    from stoker.planner.facility_schema import NodeTypeEntry, RackTypeEntry, Source
+    from stoker.planner.importers.nvidia_topo import Matrix
 
 FacilityArgument = Annotated[
     Path, typer.Argument(metavar="FACILITY", help="Facility file; see examples/facilities/.")
 ]
+
+
+class Form(StrEnum):
+    """What the file is."""
+
+    TOPOGRAPH = "topograph"
+    SLURM = "slurm"
+    NETBOX = "netbox"
+    NVIDIA_TOPO = "nvidia-topo"
+    LLDP = "lldp"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,17 +45,35 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: stoker plan validate examples/facilities/two-rows.yaml")(validate)
     app.command(epilog="Example: stoker plan schema > facility.schema.json")(schema)
     app.command(epilog="Example: stoker plan catalogue h100")(catalogue)
+    app.command("import", epilog="Example: stoker plan import --format slurm /etc/slurm/topology.conf > fabric.yaml")(
+        import_
+    )
+    app.command(epilog="Example: stoker plan drift facility.yaml --registry reg-1:7310 -o json")(drift)
 
 
-def validate(facility: FacilityArgument, output: FormatOption = Format.TEXT) -> None:
+def validate(
+    facility: FacilityArgument,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Write it as one file, with all that it includes put in.")
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
     """Read a facility file and say what is in it, or every mistake with its line."""
+    from stoker.planner import facility_file  # slow to import, as all that reads files
+
     out = Output(output)
     value = _counts(facility_file.read(facility))
+    if whole:
+        text = facility_file.whole(facility)
+        out.result({"text": text}, Verbatim(text.rstrip("\n")))
+        return
     out.result(value, f"{facility} is a facility.", _pairs(value))
 
 
 def schema() -> None:
     """Write the JSON schema of facility files, for editors that check while one types."""
+    from stoker.planner import facility_file
+
     Output(Format.JSON).result(facility_file.schema())
 
 
@@ -45,6 +82,8 @@ def catalogue(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Show GPU, node and rack types that facility files can name, with the source of their figures."""
+    from stoker.planner import catalogue as types
+
     out = Output(output)
     known, file = types.load(), types.file()
     gpus = [
@@ -90,6 +129,99 @@ def catalogue(
     if not (gpus or nodes or racks):
         raise NotFound(f"no type has {only!r} in its name; `stoker plan catalogue` shows all")
     out.result(value, *(_table(rows) for rows in (gpus, nodes, racks) if rows))
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What the other tool has written.")],
+    form: Annotated[
+        Form,
+        typer.Option(
+            "--format",
+            help="topograph: its graph; slurm: topology.conf; netbox: racks and devices, JSON or CSV; "
+            "nvidia-topo: nvidia-smi topo -m; lldp: lldpctl -f json.",
+        ),
+    ],
+    node_type: Annotated[
+        list[str] | None,
+        typer.Option("--node-type", help="Type of all nodes; NAME=TYPE: of those called NAME there. Repeatable."),
+    ] = None,
+    gbit_per_s: Annotated[
+        float, typer.Option("--gbit-per-s", min=0.001, max=1e6, help="Rate of a cable, where the file says none.")
+    ] = 400.0,
+    oversubscription: Annotated[
+        float, typer.Option("--oversubscription", min=1.0, max=1000.0, help="Rate down to rate up, in a tree.")
+    ] = 1.0,
+    node: Annotated[
+        str, typer.Option("--node", help="The host that the file is about (lldp, nvidia-topo). Default: its name.")
+    ] = "",
+    interfaces: Annotated[str, typer.Option("--interfaces", help="Only interfaces like this (lldp): ens*.")] = "*",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Write what another tool knows as a part of a facility file, which `include` there takes in.
+
+    What the format does not say and was assumed is told on stderr.
+    """
+    from stoker.planner import facility_file, importers
+    from stoker.planner.importers.part import Open
+
+    out = Output(output)
+    pairs = [text.rpartition("=") for text in node_type or ()]
+    kinds = {name.strip(): kind.strip() for name, _, kind in pairs}
+    left_open = Open(gbit_per_s, oversubscription, kinds, node, interfaces)
+    imported = importers.read(form.value, file, left_open)
+    for note in imported.notes:
+        out.note(f"note: {note}")
+    out.result(msgspec.to_builtins(imported.part), Verbatim(facility_file.written(imported.part).rstrip("\n")))
+
+
+def drift(
+    facility: FacilityArgument,
+    topo: Annotated[
+        list[str] | None,
+        typer.Option("--topo", help="NODE=FILE: what nvidia-smi topo -m wrote there, compared as well. Repeatable."),
+    ] = None,
+    registry: RegistryOption = "",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Compare a facility file with what agents report. Exit status 1 where they differ."""
+    from stoker.planner import facility_file
+    from stoker.planner.core.facility import drift as differences
+    from stoker.planner.reported import observed
+
+    out = Output(output)
+    known = facility_file.read(facility)
+    looked = dict(_looked(text) for text in topo or ())
+    endpoints = Addresses.find(registry).require_registries()
+
+    async def work() -> Fleet:
+        async with Registries(endpoints, secured(registry)) as registries:
+            return await registries.fleet()
+
+    nodes = [_with_links(observed(node), looked) for node in run(work()).records.nodes]
+    found = differences.drift(known, nodes)
+    rows = [{"node": d.node, "kind": d.kind.value, "file": d.said, "agent": d.seen} for d in found]
+    value = {"facility": known.name, "nodes_in_file": len(known.nodes), "nodes_reported": len(nodes), "drift": rows}
+    same = f"{known.name}: what {len(nodes)} agents report is what the file says"
+    out.result(value, _table(rows) if rows else same)
+    if rows:
+        raise typer.Exit(1)
+
+
+def _looked(text: str) -> tuple[str, Matrix]:
+    from stoker.planner.facility_file import MOST_BYTES
+    from stoker.planner.importers import nvidia_topo
+
+    node, equals, path = text.partition("=")
+    if not equals:
+        raise InvalidRequest.field("--topo", f"{text!r}: write it as NODE=FILE")
+    return node, nvidia_topo.matrix(yaml_file.text(Path(path), MOST_BYTES), path)
+
+
+def _with_links(node: ObservedNode, looked: Mapping[str, Matrix]) -> ObservedNode:
+    matrix = looked.get(node.name)
+    if matrix is None:
+        return node
+    return replace(node, scale_up_groups=matrix.scale_up, pcie_groups=matrix.pcie)
 
 
 def _counts(facility: Facility) -> dict[str, Any]:

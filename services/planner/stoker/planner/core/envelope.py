@@ -6,11 +6,11 @@ A facility is filled node by node until something runs out, and what ran out is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker.planner.core.facility.values import Facility
 from stoker.planner.core.filling import Filling, Room
-from stoker.planner.core.limits import UNITS, Kind, Limit
+from stoker.planner.core.limits import UNITS, Kind, Limit, Scope
 from stoker.planner.core.ordering import natural
 from stoker.planner.core.units import Watts
 
@@ -22,8 +22,9 @@ class Capacity:
     `racks` are those with nodes, `power` is what all racks draw at the most, their switches included.
     `nodes_per_rack`, `gpus_per_rack` and `u_used` are those of the fullest rack. `added` of the `nodes` do not stand
     there yet. `binding` is what keeps the next one out, None where nothing was to be added. `limits` are those of the
-    fullest rack, the tightest of the feeds above it, and those of its site. `cost_per_hour` is of nodes and energy,
-    None where no price is known.
+    rack that binds, or else of the fullest, the tightest of the feeds above it, and those of its site.
+    `cost_per_hour` is of nodes with GPUs and all energy, None where a price is missing; `energy_per_hour` is that of
+    the energy alone, None where no site has a price.
     """
 
     fill: str
@@ -39,6 +40,7 @@ class Capacity:
     binding: Limit | None
     limits: tuple[Limit, ...]
     cost_per_hour: float | None
+    energy_per_hour: float | None
 
     def tokens_per_joule(self, rates: Mapping[str, float]) -> float | None:
         """Tokens for each joule that the racks draw at the most; `rates` are tokens/s of one GPU, by GPU type.
@@ -61,7 +63,10 @@ def capacity(facility: Facility, fill: str = "") -> Capacity:
     filling = Filling(facility, fill)
     filling.fill()
     fullest = max(filling.rooms, key=lambda room: room.nodes, default=None)
-    filled = filling.facility()
+    filled, binding = filling.facility(), filling.binding()
+    at = binding.at if binding and binding.scope is Scope.RACK else ""
+    told = next((room for room in filling.rooms if room.rack.name == at), fullest)
+    energy = _energy(filled, filling.rooms)
     return Capacity(
         fill=filling.what,
         facility=filled,
@@ -73,10 +78,25 @@ def capacity(facility: Facility, fill: str = "") -> Capacity:
         gpus_per_rack=fullest.gpus if fullest else 0,
         u_used=fullest.elevation.used if fullest else 0,
         power=filling.power(),
-        binding=filling.binding(),
-        limits=filling.limits(fullest) if fullest else (),
-        cost_per_hour=_cost(filled, filling.rooms),
+        binding=binding,
+        limits=filling.limits(told) if told else (),
+        cost_per_hour=_cost(filled, energy or 0.0),
+        energy_per_hour=energy,
     )
+
+
+def instead(facility: Facility) -> Facility:
+    """The facility with its nodes with GPUs taken out, and their racks to be filled."""
+    types = facility.node_types
+    taken = {name: node for name, node in facility.nodes.items() if types[node.type].gpus}
+    emptied = {node.rack: node.type for node in taken.values()}
+    racks = {
+        name: replace(rack, fill=rack.fill or emptied[name]) if name in emptied else rack
+        for name, rack in facility.racks.items()
+    }
+    nodes = {name: node for name, node in facility.nodes.items() if name not in taken}
+    links = tuple(link for link in facility.links if link.lower not in taken)
+    return replace(facility, nodes=nodes, racks=racks, links=links)
 
 
 def candidates(facility: Facility) -> tuple[str, ...]:
@@ -104,9 +124,17 @@ def amount(kind: Kind, value: float) -> str:
     return f"{value:,.0f} {UNITS[kind]}"
 
 
-def _cost(facility: Facility, rooms: list[Room]) -> float | None:
-    total = 0.0
-    for room in rooms:
-        site = facility.sites[room.rack.site]
-        total += room.cost_per_hour * site.cost_factor + room.drawn / 1e3 * site.cost_per_kwh
+def _energy(facility: Facility, rooms: list[Room]) -> float | None:
+    if not any(site.cost_per_kwh for site in facility.sites.values()):
+        return None
+    return sum(room.drawn / 1e3 * facility.sites[room.rack.site].cost_per_kwh for room in rooms)
+
+
+def _cost(facility: Facility, energy: float) -> float | None:
+    total = energy
+    for node in facility.nodes.values():
+        kind = facility.node_types[node.type]
+        if kind.gpus and not kind.cost_per_hour:
+            return None
+        total += kind.cost_per_hour * facility.sites[facility.racks[node.rack].site].cost_factor
     return total or None

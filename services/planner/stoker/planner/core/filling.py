@@ -61,7 +61,6 @@ class Room:
     gpus: int = 0
     weight_kg: float = 0.0
     drawn: Watts = NO_POWER
-    cost_per_hour: float = 0.0
     last: Batch | None = None
     full: Limit | None = None
 
@@ -140,7 +139,6 @@ class Filling:
         room.nodes += 1
         room.gpus += kind.gpus
         room.weight_kg += kind.weight_kg
-        room.cost_per_hour += kind.cost_per_hour
         self._draw(room, kind.max_power)
 
     def _limits(self, room: Room, batch: Batch) -> list[Limit]:
@@ -216,8 +214,10 @@ class Filling:
         rack = envelope.rack
         if self._node_type:
             comes_with = self._given.rack_types.get(rack.type)
-            base = NO_POWER if comes_with and comes_with.nodes else rack.base_power
-            return replace(rack, fill=self._node_type, base_power=base, type=""), _switches(base)
+            if comes_with and comes_with.nodes:
+                # Its switches go with its nodes.
+                rack = replace(rack, base_power=NO_POWER, reserved_u=0)
+            return replace(rack, fill=self._node_type, type=""), _switches(rack.base_power)
         kind = self._rack_type or self._given.rack_types.get(rack.type)
         if self._rack_type:
             rack = replace(

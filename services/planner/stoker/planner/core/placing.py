@@ -1,14 +1,17 @@
-"""Finding nodes for a replica: first fit, and where nothing fits, words on why."""
+"""Around the search for places: the order of nodes, ports of gangs, and words on why nothing was found."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from stoker.planner.core.capacity import Capacity
-from stoker.planner.core.values import Assignment, Deployment, Node
+from stoker.planner.core.values import Assignment, Deployment, Member, Node
 
+JUST_BACK = "only just back"
+UNLISTED = "not in the facility"
+"""Why a node gets nothing new."""
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -17,36 +20,29 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
     return sorted(nodes, key=lambda node: [int(part) if part.isdigit() else part for part in _DIGITS.split(node.id)])
 
 
-def candidates(
-    deployment: Deployment, nodes: Sequence[Node], capacity: Capacity, settling: frozenset[str]
-) -> list[Node]:
-    """Those of `nodes` that could run a member of `deployment` now, in the same order."""
-    return [node for node in nodes if _unfit(node, deployment, settling) is None and capacity.fits(node, deployment)]
-
-
-def first_fit(
-    replica: str, deployment: Deployment, candidates: Sequence[Node], capacity: Capacity, ports: range
+def assignment(
+    replica: str, deployment: Deployment, members: tuple[Member, ...], capacity: Capacity, ports: range
 ) -> Assignment | None:
-    """An assignment on the first distinct candidates with room, or None. Books nothing."""
-    chosen: list[Node] = []
-    port = 0
-    for node in candidates:
-        if not capacity.fits(node, deployment):
-            continue
-        if not chosen and deployment.gang_size > 1:
-            free_port = capacity.free_port(node.id, ports)
-            if free_port is None:
-                continue
-            port = free_port
-        chosen.append(node)
-        if len(chosen) == deployment.gang_size:
-            members = tuple(capacity.member_on(node, deployment) for node in chosen)
-            return Assignment(replica, deployment.name, deployment.spec, members, rendezvous_port=port)
+    """`members` as a replica; None where none of those that could lead it has a port left. Books nothing.
+
+    A ring may begin anywhere, but for tensor-parallel groups over several members, which keep their ranks together.
+    """
+    if deployment.gang_size == 1:
+        return Assignment(replica, deployment.name, deployment.spec, members)
+    step = max(1, deployment.wishes.tensor_parallel // max(1, deployment.gpus_per_node))
+    for start in range(0, len(members), step):
+        port = capacity.free_port(members[start].node, ports)
+        if port is not None:
+            turned = members[start:] + members[:start]
+            return Assignment(replica, deployment.name, deployment.spec, turned, rendezvous_port=port)
     return None
 
 
-def why_not(deployment: Deployment, nodes: Sequence[Node], capacity: Capacity, settling: frozenset[str]) -> str:
-    """Why `first_fit` found nothing, with the numbers, and what would help."""
+def why_not(
+    deployment: Deployment, nodes: Sequence[Node], capacity: Capacity, closed: Mapping[str, str], against: str = ""
+) -> str:
+    """Why no place was found, with the numbers, and what would help; `against` is what the placement says of it,
+    which counts where there are free GPUs enough. `closed` nodes get nothing new, each for a reason."""
     size, gpus = deployment.gang_size, deployment.gpus_per_node
     one = f"{gpus} free GPU{'s' * (gpus > 1)}" if gpus else "a free CPU slot"
     need = f"needs {_nodes(size)} with {one}{' each' * (size > 1)} and engine {deployment.engine}"
@@ -57,7 +53,7 @@ def why_not(deployment: Deployment, nodes: Sequence[Node], capacity: Capacity, s
     verdicts: Counter[str] = Counter()
     fitting, most = 0, 0
     for node in nodes:
-        unfit = _unfit(node, deployment, settling)
+        unfit = _unfit(node, deployment, closed)
         if unfit is not None:
             verdicts[unfit] += 1
             continue
@@ -72,10 +68,12 @@ def why_not(deployment: Deployment, nodes: Sequence[Node], capacity: Capacity, s
         lacking = lacking.replace("too full", f"too full with at most {most} free")
     if lacking:
         found += f" ({lacking})"
+    if fitting >= size and against:
+        return f"{need}; {found}; {against}"
     return f"{need}; {found}; {_remedy(deployment, verdicts, fitting)}"
 
 
-def _unfit(node: Node, deployment: Deployment, settling: frozenset[str]) -> str | None:
+def _unfit(node: Node, deployment: Deployment, closed: Mapping[str, str]) -> str | None:
     """What about `node` itself, not its room, keeps `deployment` off it."""
     if deployment.engine not in node.engines:
         return f"without engine {deployment.engine}"
@@ -83,9 +81,7 @@ def _unfit(node: Node, deployment: Deployment, settling: frozenset[str]) -> str 
         return "without the labels"
     if node.draining:
         return "draining"
-    if node.id in settling:
-        return "only just back"
-    return None
+    return closed.get(node.id)
 
 
 def _offers(node: Node, deployment: Deployment) -> bool:
@@ -103,12 +99,16 @@ def _offers_too_little(deployment: Deployment) -> str:
 
 def _remedy(deployment: Deployment, verdicts: Counter[str], fitting: int) -> str:
     missing = deployment.gang_size - fitting
+    if missing <= 0 and deployment.gang_size == 1:
+        return "no place on them keeps every limit of the facility"
     if missing <= 0:
         return "all rendezvous ports of their leaders are taken: widen rendezvous.ports"
     more = f"add {missing} such node{'s' * (missing > 1)}"
-    if verdicts["too full"] or verdicts["draining"] or verdicts["only just back"]:
+    if verdicts["too full"] or verdicts["draining"] or verdicts[JUST_BACK]:
         undo = ", undo a drain" if verdicts["draining"] else ""
         return f"{more}{undo} or scale a deployment down"
+    if verdicts[UNLISTED]:
+        return f"{more}, or write those that are there into the facility (`stoker plan apply`)"
     if verdicts["without the labels"]:
         return f"label {_nodes(missing)} {_labels(deployment)}, or change node_selector"
     if verdicts[f"without engine {deployment.engine}"]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, count
 
-from stoker.planner.core import placing, retiring, rollout
+from stoker.planner.core import placing, retiring, rollout, siting
 from stoker.planner.core.capacity import Capacity
 from stoker.planner.core.rollout import Runner
+from stoker.planner.core.siting import Found
 from stoker.planner.core.values import (
     Assignment,
     Condition,
     Deployment,
     Desired,
     Limits,
-    Node,
+    Member,
     Plan,
     Problem,
     Unplaced,
@@ -24,6 +26,10 @@ from stoker.planner.core.values import (
 )
 
 _DEFAULTS = Limits()
+_STUCK = " They run on draining nodes and stay there until there is room; drain them singly to stop them now."
+
+_Remaining = tuple[Deployment, Desired, list[Runner]]
+"""A deployment, what is desired of it, and what goes on running."""
 
 
 def plan(problem: Problem, limits: Limits = _DEFAULTS) -> Plan:
@@ -46,7 +52,7 @@ class _Round:
 
     def __init__(self, problem: Problem, limits: Limits) -> None:
         self._problem = problem
-        self._ports = limits.rendezvous_ports
+        self._limits = limits
         self._nodes = placing.in_order(problem.nodes)
         self._standing = {assignment.replica: assignment for assignment in problem.assignments}
         self._by_deployment: defaultdict[str, list[Assignment]] = defaultdict(list)
@@ -56,15 +62,15 @@ class _Round:
         self._deletes: list[str] = []
         self._unplaced: list[Unplaced] = []
         self._why: dict[str, str] = {}
+        self._moves: dict[str, str] = {}
         self._freed: set[str] = set()
         self._unmet: set[str] = set()
+        self._leavers: set[str] = set()
+        self._reserved: list[Assignment] = []
         self._doubled = rollout.doubly_booked(problem)
 
     def run(self) -> Plan:
         self._delete_ended()
-        self._capacity = Capacity(
-            self._nodes, [a for a in self._problem.assignments if a.replica not in self._deletes]
-        )
         known = {deployment.name for deployment in self._problem.deployments}
         for name in sorted(self._by_deployment.keys() - known):
             self._leave_all(self._by_deployment[name])
@@ -74,16 +80,16 @@ class _Round:
             if deployment.name in self._problem.desired
         ]
         remaining = [(d, want, self._let_leave(d, want)) for d, want in decided]
-        for deployment, want, running in remaining:
-            self._fill(deployment, want.replicas, running)
-        for deployment, want, running in remaining:
-            self._renew(deployment, want.replicas, running)
+        self._leavers = {r.id for _, _, running in remaining for r in running if not r.stays}
+        self._fill(remaining)
+        self._renew(remaining)
         self._drain_retired(known)
         return Plan(
             puts=tuple(self._puts.values()),
             deletes=tuple(self._deletes),
             unplaced=tuple(self._unplaced),
             replacing=self._replacing(),
+            moves=self._moves,
             why=self._why,
         )
 
@@ -136,86 +142,147 @@ class _Round:
             if why:
                 self._put(_draining(assignment), why)
 
-    def _fill(self, deployment: Deployment, want: int, running: list[Runner]) -> None:
+    def _fill(self, remaining: Sequence[_Remaining]) -> None:
         """Places what is missing, and frees the ids of lost replicas for which there is room elsewhere.
 
         A lost replica is placed anew in the next round, under the same id: its successor must be another record
         than it, or a node that returns could take itself for the owner.
         """
-        missing = max(0, want - len(running))
-        missing -= self._recall(deployment, missing)
-        placed = self._place(deployment, missing, "wanted")
-        if placed < missing:
-            self._unmet.add(deployment.name)
-            self._note_unplaced(deployment, missing - placed, self._leaving_hint(deployment))
-        stranded = 0
-        for runner in running:
-            if not runner.lost:
-                continue
-            self._capacity.release(runner.assignment)
-            successor = self._find(deployment, runner.id)
-            self._capacity.take(successor or runner.assignment)
-            if successor is None:
-                stranded += 1
-            else:
-                self._freed.add(runner.id)
-                self._delete(runner.assignment, "its node is lost; a replacement follows")
-        if stranded:
-            self._note_unplaced(deployment, stranded, " Their nodes are lost, and they stay assigned there.")
+        missing = {}
+        for deployment, want, running in remaining:
+            lacking = max(0, want.replicas - len(running))
+            missing[deployment.name] = lacking - self._recall(deployment, lacking)
+        lost = {deployment.name: [r for r in running if r.lost] for deployment, _, running in remaining}
+        found = self._search({name: count + len(lost[name]) for name, count in missing.items()})
+        stranded: dict[str, list[Runner]] = {}
+        for deployment, _, _ in remaining:
+            name = deployment.name
+            places = list(found.places.get(name, ()))
+            placed = self._place(deployment, places[: missing[name]], "wanted")
+            if placed < missing[name]:
+                self._unmet.add(name)
+                self._note_unplaced(deployment, missing[name] - placed, found, self._leaving_hint(deployment))
+            successors = places[missing[name] :]
+            self._reserved += [Assignment("", name, deployment.spec, members) for members in successors]
+            self._free(lost[name][: len(successors)])
+            stranded[name] = lost[name][len(successors) :]
+        self._free_gangs(remaining, stranded, found)
 
-    def _renew(self, deployment: Deployment, want: int, running: list[Runner]) -> None:
+    def _free_gangs(
+        self, remaining: Sequence[_Remaining], stranded: Mapping[str, list[Runner]], found: Found
+    ) -> None:
+        """Of lost replicas without a place elsewhere, those whose living members leave room for a successor."""
+        gangs = {r.id for runners in stranded.values() for r in runners if len(r.assignment.members) > 1}
+        again = self._search({name: sum(r.id in gangs for r in runners) for name, runners in stranded.items()}, gangs)
+        for deployment, _, _ in remaining:
+            runners = stranded[deployment.name]
+            freed = [r for r in runners if r.id in gangs][: len(again.places.get(deployment.name, ()))]
+            self._free(freed)
+            if left := len(runners) - len(freed):
+                self._note_unplaced(deployment, left, found, " Their nodes are lost, and they stay assigned there.")
+
+    def _free(self, lost: Iterable[Runner]) -> None:
+        for runner in lost:
+            self._freed.add(runner.id)
+            self._delete(runner.assignment, "its node is lost; a replacement follows")
+
+    def _renew(self, remaining: Sequence[_Remaining]) -> None:
         """Places replacements first; where there is no room, renews in place, one replica at a time."""
-        excess = max(0, len(running) - want)
-        short = rollout.surge(running) - excess
-        if len(running) < want or short <= 0:
-            return
-        short -= self._place(deployment, short, "replaces one that leaves")
-        if short <= 0:
-            return
-        moving = sum(runner.displaced for runner in running) - excess
-        if moving > 0:
-            hint = (
-                " They run on draining nodes and stay there until there is room; drain them singly to stop them now."
+        short = {}
+        for deployment, want, running in remaining:
+            excess = max(0, len(running) - want.replicas)
+            if len(running) >= want.replicas:
+                short[deployment.name] = max(0, rollout.surge(running) - excess)
+        for name in self._move(remaining):
+            short[name] = max(0, short.get(name, 0) - 1)
+        found = self._search(short)
+        blocked = []
+        for deployment, want, running in remaining:
+            left = short.get(deployment.name, 0)
+            left -= self._place(deployment, found.places.get(deployment.name, ()), "replaces one that leaves")
+            if left <= 0:
+                continue
+            moving = sum(runner.displaced and not runner.moved for runner in running) - max(
+                0, len(running) - want.replicas
             )
-            self._note_unplaced(deployment, min(short, moving), hint)
-        if any(runner.outdated and not runner.displaced for runner in running):
-            self._renew_in_place(deployment, want, running)
+            if moving > 0:
+                self._note_unplaced(deployment, min(left, moving), found, _STUCK)
+            if any(runner.outdated and not runner.displaced for runner in running):
+                blocked.append((deployment, want, running))
+        self._renew_in_place(blocked, found)
 
-    def _renew_in_place(self, deployment: Deployment, want: int, running: list[Runner]) -> None:
-        candidates = [r for r in running if r.outdated and not r.displaced and not r.late and not r.lost]
-        if self._leaving(deployment) or sum(r.ready for r in running) < want or not candidates:
-            return
-        first = min(candidates, key=lambda runner: rollout.ordinal(runner.id))
-        self._capacity.release(first.assignment)
-        successor = self._find(deployment, first.id)
-        self._capacity.take(first.assignment)
-        if successor is None:
-            self._note_unplaced(deployment, 1, " The replicas with the earlier specification run on.")
-            return
-        self._leave(first, "makes room for its successor with the new specification")
+    def _move(self, remaining: Sequence[_Remaining]) -> Iterator[str]:
+        """Places successors where an operator wants them; yields the deployment of each replica that has to move."""
+        for deployment, want, running in remaining:
+            for runner in running:
+                if not runner.moved or len(running) != want.replicas:
+                    continue
+                nodes = frozenset(member.node for member in self._problem.moves[runner.id])
+                found = self._search({deployment.name: 1}, only=nodes)
+                placed = self._place(deployment, found.places.get(deployment.name, ()), "moved as asked")
+                there = " and ".join(sorted(nodes))
+                why = found.why.get(deployment.name, "no port is left there")
+                self._moves[runner.id] = "" if placed else f"{deployment.name} has no place on {there}: {why}"
+                yield deployment.name
+
+    def _renew_in_place(self, blocked: Sequence[_Remaining], found: Found) -> None:
+        firsts = {}
+        for deployment, want, running in blocked:
+            able = [r for r in running if r.outdated and not r.displaced and not r.late and not r.lost]
+            if able and not self._leaving(deployment) and sum(r.ready for r in running) >= want.replicas:
+                firsts[deployment.name] = min(able, key=lambda runner: rollout.ordinal(runner.id))
+        made = self._search(dict.fromkeys(firsts, 1), {first.id for first in firsts.values()})
+        for deployment, _, _ in blocked:
+            first = firsts.get(deployment.name)
+            if first is None:
+                continue
+            if made.places.get(deployment.name):
+                self._leave(first, "makes room for its successor with the new specification")
+            else:
+                self._note_unplaced(deployment, 1, found, " The replicas with the earlier specification run on.")
 
     # --- placing and noting ---
 
-    def _place(self, deployment: Deployment, wanted: int, why: str) -> int:
-        """Places up to `wanted` replicas; returns how many found a place."""
-        candidates = self._candidates(deployment) if wanted else []
+    def _search(
+        self, wanted: Mapping[str, int], but: Collection[str] = (), only: Collection[str] | None = None
+    ) -> Found:
+        """Places for `wanted` more of each deployment while all stands that does, but for those named in `but`; on
+        nodes in `only`, or on any."""
+        wanted = {name: number for name, number in wanted.items() if number > 0}
+        if not wanted:
+            return Found()
+        gone = {*self._deletes, *but}
+        after = {**self._standing, **self._puts}
+        standing = [assignment for replica, assignment in after.items() if replica not in gone]
+        standing += [replace(place, replica=f"({number})") for number, place in enumerate(self._reserved)]
+        limits = self._limits
+        return siting.search(
+            self._problem,
+            wanted,
+            standing,
+            self._leavers,
+            only=only,
+            search_s=limits.search_s,
+            search_least=limits.search_least,
+        )
+
+    @cached_property
+    def _capacity(self) -> Capacity:
+        """What each node has left: for words and ports. Built where something is placed, or cannot be."""
+        return Capacity(self._nodes, [a for a in self._problem.assignments if a.replica not in self._deletes])
+
+    def _place(self, deployment: Deployment, places: Sequence[tuple[Member, ...]], why: str) -> int:
+        """Gives `places` to replicas of `deployment`; returns to how many, which is fewer where ports are short."""
         ids = self._free_ids(deployment.name)
-        for placed in range(wanted):
-            found = placing.first_fit(next(ids), deployment, candidates, self._capacity, self._ports)
+        placed = 0
+        for members in places:
+            found = placing.assignment(next(ids), deployment, members, self._capacity, self._limits.rendezvous_ports)
             if found is None:
-                return placed
+                break
             self._capacity.take(found)
             self._put(found, why)
-            # The first candidates fill up first: without this, each replica would walk past all that are full.
-            while candidates and not self._capacity.fits(candidates[0], deployment):
-                candidates.pop(0)
-        return wanted
-
-    def _find(self, deployment: Deployment, replica: str) -> Assignment | None:
-        return placing.first_fit(replica, deployment, self._candidates(deployment), self._capacity, self._ports)
-
-    def _candidates(self, deployment: Deployment) -> list[Node]:
-        return placing.candidates(deployment, self._nodes, self._capacity, self._problem.settling)
+            placed += 1
+        return placed
 
     def _free_ids(self, deployment: str) -> Iterator[str]:
         """Ids of replicas that are being replaced, then those with the smallest free ordinals."""
@@ -252,8 +319,13 @@ class _Round:
         leaving = self._leaving(deployment)
         return f" Still draining: {', '.join(sorted(leaving)[:3])}{', …' * (len(leaving) > 3)}." if leaving else ""
 
-    def _note_unplaced(self, deployment: Deployment, replicas: int, hint: str = "") -> None:
-        reason = placing.why_not(deployment, self._nodes, self._capacity, self._problem.settling)
+    def _note_unplaced(self, deployment: Deployment, replicas: int, found: Found, hint: str = "") -> None:
+        against = found.why.get(deployment.name, "")
+        closed = {
+            **dict.fromkeys(self._problem.unlisted, placing.UNLISTED),
+            **dict.fromkeys(self._problem.settling, placing.JUST_BACK),
+        }
+        reason = placing.why_not(deployment, self._nodes, self._capacity, closed, against)
         self._unplaced.append(Unplaced(deployment.name, replicas, f"{reason}.{hint}"))
 
     def _replacing(self) -> frozenset[str]:

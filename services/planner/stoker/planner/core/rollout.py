@@ -26,11 +26,13 @@ class Runner:
     outdated: bool
     """Runs another specification than the deployment's."""
     displaced: bool
-    """Has a member on a draining node."""
+    """Has a member on a draining node, or is moved by an operator."""
     lost: bool
     """Has a member on a lost node."""
     late: bool
     """Has a member on an absent node that may return."""
+    moved: bool
+    """Is moved by an operator."""
     doubled: bool
     """Has a GPU that another replica has the better claim to."""
 
@@ -81,9 +83,10 @@ def runners(
                 assignment,
                 ready=problem.conditions.get(assignment.replica) is Condition.READY,
                 outdated=assignment.spec != spec,
-                displaced=bool(nodes & draining),
+                displaced=bool(nodes & draining) or assignment.replica in problem.moves,
                 lost=bool(nodes & problem.lost),
                 late=bool(nodes - present - problem.lost),
+                moved=assignment.replica in problem.moves,
                 doubled=assignment.replica in doubled,
             )
         )
@@ -156,5 +159,5 @@ def _reason_to_leave(runner: Runner, left: _Tally, want: int) -> str | None:
     if runner.outdated and (not runner.ready or (excess > 0 and spare)):
         return "replaced by the new specification"
     if runner.displaced and excess > 0 and (not runner.ready or spare):
-        return "its node drains"
+        return "moved as asked" if runner.moved else "its node drains"
     return None

@@ -22,6 +22,16 @@ class _Shares:
     after: Mapping[str, Mapping[str, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a feed carries while all live, and at the most after the loss of a source (`lost`, "" where no loss adds
+    any), in watts."""
+
+    normal: float
+    worst: float
+    lost: str = ""
+
+
 class Supply:
     """The ledger of power. Racks are made known by `connect`, and draw by `draw`.
 
@@ -63,6 +73,16 @@ class Supply:
         for lost, after in shares.after.items():
             for feed, parts in shares.normal.items():
                 self._changes[feed][lost] += (after.get(feed, 0) - parts) * power
+
+    def loads(self) -> dict[str, Load]:
+        """What each feed of the racks and above carries."""
+        found = {}
+        for feed in self._loads:
+            normal = self._loads[feed]
+            losses = [(change, lost) for lost, change in sorted(self._changes[feed].items()) if change > 0]
+            most, lost = max(losses, key=lambda loss: loss[0], default=(0, ""))
+            found[feed] = Load(normal / _PARTS, (normal + most) / _PARTS, lost)
+        return found
 
     def limits(self, rack: Rack, each: Watts) -> list[Limit]:
         """What bounds the number of further loads of `each` watts in a rack: its feeds, those above, its site."""

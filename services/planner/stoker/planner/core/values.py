@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from stoker.planner.core.placement.ground import Ground
+from stoker.planner.core.placement.values import Domain
+from stoker.planner.core.units import NO_RATE, BytesPerSecond, Watts
+
 
 class Wanted(Enum):
     """What an assignment asks of its agents."""
@@ -40,8 +44,30 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Wishes:
+    """Where replicas may and should be, as `Need` of a placement has it. `tensor_parallel` 0: all of a member's GPUs.
+    `pair_rate` is what one replica sends to those of `pair`. `spread_over` None: what suits the facility."""
+
+    tensor_parallel: int = 0
+    busy_power: Watts | None = None
+    peer_rate: BytesPerSecond = NO_RATE
+    pair: str = ""
+    pair_rate: BytesPerSecond = NO_RATE
+    spread_over: frozenset[Domain] | None = None
+    largest_share: float = 0.5
+    regions: Mapping[str, float] = field(default_factory=dict)
+    near: str = ""
+    reach_s: float | None = None
+    gpu_types: frozenset[str] = frozenset()
+    weight: int = 1
+
+
+_NO_WISHES = Wishes()
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
-    """What to run. `spec` names one content of the specification, its replica count left out.
+    """What to run. `spec` names one content of the specification, its replica count and its `wishes` left out.
 
     `gang_size` nodes per replica, each with `gpus_per_node` GPUs; none means a slot on a host without GPUs.
     """
@@ -52,6 +78,7 @@ class Deployment:
     gpus_per_node: int = 0
     gang_size: int = 1
     node_selector: Mapping[str, str] = field(default_factory=dict)
+    wishes: Wishes = _NO_WISHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +126,17 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an operator set: rendezvous ports, and when absent nodes count as lost (seconds, see `loss`)."""
+    """What an operator set: rendezvous ports, when absent nodes count as lost (seconds, see `loss`), and how long to
+    look for better places than the first ones found (seconds; 0: not at all) where a round places at least
+    `search_least` replicas with GPUs."""
 
     rendezvous_ports: range = range(29_500, 29_700)
     grace_s: float = 20.0
     mass_share: float = 0.34
     mass_grace_s: float = 300.0
     settle_s: float = 15.0
+    search_s: float = 0.0
+    search_least: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +148,10 @@ class Problem:
     assigned nodes that are neither there nor in `nodes` are late and may return.
     `replacing` are ids that an earlier plan freed for a replacement. `retired` are replicas that were told to retire
     and have done so, or have taken too long.
+
+    `ground` is the facility with what agents report of it; None: what `nodes` alone tell. `applied` says that an
+    operator described it: only then is a spread asked for by default, and nodes that the description lacks,
+    `unlisted`, get nothing new. `moves` are replicas that an operator moves, with where to.
     """
 
     nodes: Sequence[Node] = ()
@@ -128,6 +163,10 @@ class Problem:
     lost: frozenset[str] = frozenset()
     replacing: frozenset[str] = frozenset()
     retired: frozenset[str] = frozenset()
+    ground: Ground | None = None
+    applied: bool = False
+    unlisted: frozenset[str] = frozenset()
+    moves: Mapping[str, tuple[Member, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +180,14 @@ class Unplaced:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to write, in one transaction: no id is in both. `why` has a few words on each put and delete."""
+    """What to write, in one transaction: no id is in both. `why` has a few words on each put and delete. `moves` says
+    of each replica that is to move why it cannot; nothing where it does."""
 
     puts: tuple[Assignment, ...] = ()
     deletes: tuple[str, ...] = ()
     unplaced: tuple[Unplaced, ...] = ()
     replacing: frozenset[str] = frozenset()
+    moves: Mapping[str, str] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
 
     @property

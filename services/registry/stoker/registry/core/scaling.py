@@ -94,6 +94,12 @@ def policy(field: str, value: scaling_pb2.ScalingPolicy, limits: Limits) -> Viol
     yield from _figures(field, value, {"fresh_s": _FRESH_S})
     yield from _windows(f"{field}.concurrency", value.concurrency)
     bounds = value.bounds
+    if bounds.HasField("most") and not bounds.most:
+        yield FieldViolation(
+            f"{field}.bounds.most",
+            "0 would serve nobody, whatever is asked for; give 1 or more, or turn the deployment off: kind FIXED "
+            "and replicas 0 (`least: 0` alone lets it go to none while nothing is asked for)",
+        )
     yield from _counts(f"{field}.bounds", bounds.least, bounds.most if bounds.HasField("most") else None, limits)
     if len(value.schedules) > _MAX_SCHEDULES:
         yield FieldViolation(f"{field}.schedules", f"{len(value.schedules)} of them; at most {_MAX_SCHEDULES}")

@@ -97,7 +97,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica that counts: `leaving` once it was told to drain."""
+    """A replica that counts: `leaving` once it was told to drain, `moving` while another is to take its place."""
 
     id: str
     deployment: str
@@ -107,6 +107,7 @@ class Replica:
     """When it came to stand so (monotonic seconds); None: not known."""
     domain: str = ""
     """What fails together with it: its rack, say. Empty: not known."""
+    moving: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,33 +65,46 @@ def choose(
 ) -> Choice:
     """The `surplus` replicas to remove, best first.
 
-    Those that serve nothing go first (failing, then pending, starting, unhealthy), then of the ready ones those
-    that cost least together: the prefill of what only they hold and somebody will ask for, and the time until
-    their work is done. Never the one with the backlog while another would do: what is queued there would be late,
-    and the next one's backlog longer. Work that is unknown or older than `fresh_s` may be the longest; a cache of
-    which nothing was told may be the most valuable. Equals go by name, the highest ordinal first.
+    Those go first that are replaced anyway, then those that serve nothing (failing, then pending, starting,
+    unhealthy), then the others; among those that serve the ones that cost least together: the prefill of what only
+    they hold and somebody will ask for, and the time until their work is done. Never the one with the backlog while
+    another would do: what is queued there would be late, and the next one's backlog longer. Work that is unknown or
+    older than `fresh_s` may be the longest; a cache of which nothing was told may be the most valuable. Equals go by
+    name, the highest ordinal first.
 
     All this changes with every report, so a choice once made (`before`) stands while it still serves: the same
-    number of victims, all of them still there, and none of them ready while others are not.
+    number of victims, all of them still there, and as many of each kind.
     """
     if surplus <= 0:
         return Choice()
-    staying = [replica for replica in replicas if not replica.leaving]
-    idle = sorted((r for r in staying if r.standing is not Standing.READY), key=lambda r: (r.standing, _last(r.id)))
-    ready = [replica for replica in staying if replica.standing is Standing.READY]
-    surplus = min(surplus, len(staying))
-    if surplus <= len(idle):
-        names = [replica.id for replica in idle[:surplus]]
-        return Choice(tuple(before if _stands(before, staying, len(names), 0) else names))
-    room = _Room.of(ready, domain_least)
-    most = min(surplus - len(idle), room.most)
-    kept = surplus - len(idle) - most
-    names = [replica.id for replica in idle]
-    if _stands(before, staying, len(idle) + most, most) and room.holds(r for r in ready if r.id in before):
+    kinds = _kinds([replica for replica in replicas if not replica.leaving])
+    room = _Room.of(kinds[-1], domain_least)
+    counts, left = list[int](), surplus
+    for kind in kinds:
+        counts.append(min(left, len(kind)) if kind is not kinds[-1] else min(left, room.most))
+        left -= counts[-1]
+    kept = min(left, len(kinds[-1]) - counts[-1])
+    if _stands(before, kinds, counts) and room.holds(r for r in kinds[-1] if r.id in before):
         return Choice(tuple(before), kept=kept)
-    held = (worth or Worth()).within([replica.id for replica in ready], most)
-    costs = _Weighing(ready, loads, held, rates or Rates(), now, fresh_s).least(most, room)
-    return Choice((*names, *costs), costs, kept)
+    names, costs = list[str](), dict[str, Cost]()
+    for kind, count in zip(kinds, counts, strict=True):
+        if not count or kind[0].standing is not Standing.READY:
+            names += [replica.id for replica in kind[:count]]
+            continue
+        held = (worth or Worth()).within([replica.id for replica in kind], count)
+        within = room if kind is kinds[-1] else _Room.of(kind, 0)
+        chosen = _Weighing(kind, loads, held, rates or Rates(), now, fresh_s).least(count, within)
+        names += chosen
+        costs |= chosen
+    return Choice(tuple(names), costs, kept)
+
+
+def _kinds(staying: Sequence[Replica]) -> tuple[list[Replica], ...]:
+    """Replicas by who goes before whom: moving ones that do not serve and that do, others that do not and that do."""
+    kinds: tuple[list[Replica], ...] = ([], [], [], [])
+    for replica in sorted(staying, key=lambda each: (each.standing, by_ordinal(each.id))):
+        kinds[2 * (not replica.moving) + (replica.standing is Standing.READY)].append(replica)
+    return kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +137,7 @@ class _Weighing:
         now: float,
         fresh_s: float,
     ) -> None:
-        self._ready = sorted(ready, key=lambda replica: _last(replica.id))
+        self._ready = sorted(ready, key=lambda replica: by_ordinal(replica.id))
         self._worth = worth
         self.rates = rates
         fresh = {r.id: load for r in ready if (load := loads.get(r.id)) is not None and now - load.seen_at <= fresh_s}
@@ -166,7 +179,7 @@ class _Weighing:
         drains = [self.drain_s[name] for name in names]
         cost_s = lost / self.rates.prefill_tokens_per_s + sum(s for s in drains if s is not None)
         backlog = sum(name in self.backlog for name in names)
-        return (sum(s is None for s in drains), backlog, round(cost_s, 6), tuple(sorted(map(_last, names))))
+        return (sum(s is None for s in drains), backlog, round(cost_s, 6), tuple(sorted(map(by_ordinal, names))))
 
     def untold(self, name: str) -> float:
         """Tokens that a replica may hold of which nothing was told: as many as any other holds alone."""
@@ -227,7 +240,7 @@ class _Greedy:
 
     def _rank(self, name: str) -> tuple[bool, bool, float, tuple[int, str]]:
         cost = self._cost(name)
-        return (cost.drain_s is None, cost.backlog, round(cost.lost_s + (cost.drain_s or 0.0), 6), _last(name))
+        return (cost.drain_s is None, cost.backlog, round(cost.lost_s + (cost.drain_s or 0.0), 6), by_ordinal(name))
 
     def _cost(self, name: str) -> Cost:
         weighing, tokens = self._weighing, self._tokens[name]
@@ -250,14 +263,13 @@ def _drain_s(load: Load | None, rates: Rates) -> float | None:
     return queued_s + rates.life_s * math.log1p(load.running + load.waiting)
 
 
-def _last(name: str) -> tuple[int, str]:
+def by_ordinal(name: str) -> tuple[int, str]:
+    """Sorts replicas so that the highest ordinal comes first."""
     digits = _DIGITS.findall(name.rpartition("-")[2])
     return (-int(digits[-1]) if digits else 0, name)
 
 
-def _stands(before: Sequence[str], staying: Sequence[Replica], count: int, ready: int) -> bool:
-    """Whether an earlier choice is as good as any other of `count` replicas, `ready` of them ready."""
-    there = {replica.id: replica for replica in staying}
-    if len(before) != count or any(name not in there for name in before):
-        return False
-    return sum(there[name].standing is Standing.READY for name in before) <= ready
+def _stands(before: Sequence[str], kinds: Sequence[Sequence[Replica]], counts: Sequence[int]) -> bool:
+    """Whether an earlier choice is as good as any other with so many of each kind."""
+    chosen = [sum(replica.id in before for replica in kind) for kind in kinds]
+    return chosen == list(counts) and len(before) == sum(counts)

@@ -24,17 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stoker/api/common/v1/placement.proto\x12\x14stoker.api.common.v1\"\xa7\x02\n\x0fPlacementPolicy\x12\x17\n\x0ftensor_parallel\x18\x01 \x01(\r\x12\x1a\n\rwatts_per_gpu\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12member_bytes_per_s\x18\x03 \x01(\x04\x12\x0c\n\x04pair\x18\x04 \x01(\t\x12\x18\n\x10pair_bytes_per_s\x18\x05 \x01(\x04\x12\x35\n\x06spread\x18\x06 \x01(\x0b\x32%.stoker.api.common.v1.PlacementSpread\x12\x0f\n\x07regions\x18\x07 \x03(\t\x12\x11\n\tproviders\x18\x08 \x03(\t\x12\x1b\n\x0epair_latency_s\x18\t \x01(\x01H\x01\x88\x01\x01\x42\x10\n\x0e_watts_per_gpuB\x11\n\x0f_pair_latency_s\"]\n\x0fPlacementSpread\x12\x33\n\x06\x64omain\x18\x01 \x01(\x0e\x32#.stoker.api.common.v1.FailureDomain\x12\x15\n\rlargest_share\x18\x02 \x01(\x01*\xc7\x01\n\rFailureDomain\x12\x1e\n\x1a\x46\x41ILURE_DOMAIN_UNSPECIFIED\x10\x00\x12\x17\n\x13\x46\x41ILURE_DOMAIN_NODE\x10\x01\x12\x17\n\x13\x46\x41ILURE_DOMAIN_RACK\x10\x02\x12\x16\n\x12\x46\x41ILURE_DOMAIN_ROW\x10\x03\x12\x18\n\x14\x46\x41ILURE_DOMAIN_SUITE\x10\x04\x12\x17\n\x13\x46\x41ILURE_DOMAIN_SITE\x10\x05\x12\x19\n\x15\x46\x41ILURE_DOMAIN_REGION\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$stoker/api/common/v1/placement.proto\x12\x14stoker.api.common.v1\"\xda\x02\n\x0fPlacementPolicy\x12\x17\n\x0ftensor_parallel\x18\x01 \x01(\r\x12\x1a\n\rwatts_per_gpu\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12member_bytes_per_s\x18\x03 \x01(\x04\x12\x0c\n\x04pair\x18\x04 \x01(\t\x12\x18\n\x10pair_bytes_per_s\x18\x05 \x01(\x04\x12\x35\n\x06spread\x18\x06 \x01(\x0b\x32%.stoker.api.common.v1.PlacementSpread\x12\x32\n\x07regions\x18\x07 \x03(\x0b\x32!.stoker.api.common.v1.RegionShare\x12\x0c\n\x04near\x18\x08 \x01(\t\x12\x14\n\x07reach_s\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x11\n\tgpu_types\x18\n \x03(\t\x12\x0e\n\x06weight\x18\x0b \x01(\rB\x10\n\x0e_watts_per_gpuB\n\n\x08_reach_s\"u\n\x0fPlacementSpread\x12\x34\n\x07\x64omains\x18\x01 \x03(\x0e\x32#.stoker.api.common.v1.FailureDomain\x12\x1a\n\rlargest_share\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_largest_share\",\n\x0bRegionShare\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01*\x9a\x02\n\rFailureDomain\x12\x1e\n\x1a\x46\x41ILURE_DOMAIN_UNSPECIFIED\x10\x00\x12\x17\n\x13\x46\x41ILURE_DOMAIN_NODE\x10\x01\x12\x17\n\x13\x46\x41ILURE_DOMAIN_RACK\x10\x02\x12\x19\n\x15\x46\x41ILURE_DOMAIN_SOURCE\x10\x03\x12\x19\n\x15\x46\x41ILURE_DOMAIN_SWITCH\x10\x04\x12\x16\n\x12\x46\x41ILURE_DOMAIN_ROW\x10\x05\x12\x18\n\x14\x46\x41ILURE_DOMAIN_SUITE\x10\x06\x12\x17\n\x13\x46\x41ILURE_DOMAIN_SITE\x10\x07\x12\x19\n\x15\x46\x41ILURE_DOMAIN_REGION\x10\x08\x12\x1b\n\x17\x46\x41ILURE_DOMAIN_PROVIDER\x10\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stoker.api.common.v1.placement_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FAILUREDOMAIN']._serialized_start=456
-  _globals['_FAILUREDOMAIN']._serialized_end=655
+  _globals['_FAILUREDOMAIN']._serialized_start=577
+  _globals['_FAILUREDOMAIN']._serialized_end=859
   _globals['_PLACEMENTPOLICY']._serialized_start=63
-  _globals['_PLACEMENTPOLICY']._serialized_end=358
-  _globals['_PLACEMENTSPREAD']._serialized_start=360
-  _globals['_PLACEMENTSPREAD']._serialized_end=453
+  _globals['_PLACEMENTPOLICY']._serialized_end=409
+  _globals['_PLACEMENTSPREAD']._serialized_start=411
+  _globals['_PLACEMENTSPREAD']._serialized_end=528
+  _globals['_REGIONSHARE']._serialized_start=530
+  _globals['_REGIONSHARE']._serialized_end=574
 # @@protoc_insertion_point(module_scope)

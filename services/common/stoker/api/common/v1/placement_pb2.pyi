@@ -25,6 +25,7 @@ from google.protobuf.descriptor import (
     FileDescriptor,
 )
 from google.protobuf.internal.containers import (
+    RepeatedCompositeFieldContainer,
     RepeatedScalarFieldContainer,
 )
 from google.protobuf.internal.enum_type_wrapper import (
@@ -49,37 +50,49 @@ class _FailureDomain:
 class _FailureDomainEnumTypeWrapper(_EnumTypeWrapper[_FailureDomain.ValueType], type):
     DESCRIPTOR: EnumDescriptor
     FAILURE_DOMAIN_UNSPECIFIED: _FailureDomain.ValueType  # 0
-    """Not said; readers take RACK."""
+    """Not said; refused."""
     FAILURE_DOMAIN_NODE: _FailureDomain.ValueType  # 1
     """A node."""
     FAILURE_DOMAIN_RACK: _FailureDomain.ValueType  # 2
     """A rack."""
-    FAILURE_DOMAIN_ROW: _FailureDomain.ValueType  # 3
+    FAILURE_DOMAIN_SOURCE: _FailureDomain.ValueType  # 3
+    """A source of power, for racks that do not survive its loss."""
+    FAILURE_DOMAIN_SWITCH: _FailureDomain.ValueType  # 4
+    """What hangs on one switch of the lowest tier alone."""
+    FAILURE_DOMAIN_ROW: _FailureDomain.ValueType  # 5
     """A row."""
-    FAILURE_DOMAIN_SUITE: _FailureDomain.ValueType  # 4
+    FAILURE_DOMAIN_SUITE: _FailureDomain.ValueType  # 6
     """A suite."""
-    FAILURE_DOMAIN_SITE: _FailureDomain.ValueType  # 5
+    FAILURE_DOMAIN_SITE: _FailureDomain.ValueType  # 7
     """A site."""
-    FAILURE_DOMAIN_REGION: _FailureDomain.ValueType  # 6
+    FAILURE_DOMAIN_REGION: _FailureDomain.ValueType  # 8
     """A region."""
+    FAILURE_DOMAIN_PROVIDER: _FailureDomain.ValueType  # 9
+    """A provider."""
 
 class FailureDomain(_FailureDomain, metaclass=_FailureDomainEnumTypeWrapper):
     """A part of the facility that fails as one."""
 
 FAILURE_DOMAIN_UNSPECIFIED: FailureDomain.ValueType  # 0
-"""Not said; readers take RACK."""
+"""Not said; refused."""
 FAILURE_DOMAIN_NODE: FailureDomain.ValueType  # 1
 """A node."""
 FAILURE_DOMAIN_RACK: FailureDomain.ValueType  # 2
 """A rack."""
-FAILURE_DOMAIN_ROW: FailureDomain.ValueType  # 3
+FAILURE_DOMAIN_SOURCE: FailureDomain.ValueType  # 3
+"""A source of power, for racks that do not survive its loss."""
+FAILURE_DOMAIN_SWITCH: FailureDomain.ValueType  # 4
+"""What hangs on one switch of the lowest tier alone."""
+FAILURE_DOMAIN_ROW: FailureDomain.ValueType  # 5
 """A row."""
-FAILURE_DOMAIN_SUITE: FailureDomain.ValueType  # 4
+FAILURE_DOMAIN_SUITE: FailureDomain.ValueType  # 6
 """A suite."""
-FAILURE_DOMAIN_SITE: FailureDomain.ValueType  # 5
+FAILURE_DOMAIN_SITE: FailureDomain.ValueType  # 7
 """A site."""
-FAILURE_DOMAIN_REGION: FailureDomain.ValueType  # 6
+FAILURE_DOMAIN_REGION: FailureDomain.ValueType  # 8
 """A region."""
+FAILURE_DOMAIN_PROVIDER: FailureDomain.ValueType  # 9
+"""A provider."""
 
 @final
 class PlacementPolicy(Message):
@@ -96,33 +109,41 @@ class PlacementPolicy(Message):
     PAIR_BYTES_PER_S_FIELD_NUMBER: int
     SPREAD_FIELD_NUMBER: int
     REGIONS_FIELD_NUMBER: int
-    PROVIDERS_FIELD_NUMBER: int
-    PAIR_LATENCY_S_FIELD_NUMBER: int
+    NEAR_FIELD_NUMBER: int
+    REACH_S_FIELD_NUMBER: int
+    GPU_TYPES_FIELD_NUMBER: int
+    WEIGHT_FIELD_NUMBER: int
     tensor_parallel: int
-    """GPUs of one tensor-parallel group, which stay inside one NVLink domain where there is one; 0: all of a member's."""
+    """GPUs of one tensor-parallel group, which stay inside one NVLink domain, over members where it is larger than
+    gpus_per_node; 0: all of a member's.
+    """
     watts_per_gpu: int
-    """What one GPU draws when busy, watts; unset: its part of the node type's greatest power."""
+    """What one busy GPU adds to the draw of its node, watts; unset: its part of the node type's greatest power."""
     member_bytes_per_s: int
     """Traffic from each member of a gang to the next over the GPU fabric, bytes/s; 0: unknown, members are near anyway."""
     pair: str
-    """Deployment with which the replicas exchange KV blocks (prefill with decode); empty for none."""
+    """Decode deployment to which these prefill replicas send KV blocks; empty for none."""
     pair_bytes_per_s: int
-    """Traffic of one replica with those of `pair`, bytes/s."""
-    pair_latency_s: float
-    """Latency of one way between a replica and one of `pair`, at most, by the distances of their regions, seconds;
-    unset: no bound.
-    """
+    """KV that one of these replicas sends to those of `pair`, bytes/s."""
+    near: str
+    """Region near which all replicas must be; empty for none."""
+    reach_s: float
+    """How near: latency of one way at most, seconds."""
+    weight: int
+    """What a replica without a place counts against those of others; 0 means 1."""
     @property
     def spread(self) -> PlacementSpread:
-        """Over what the replicas are spread; unset: over racks, as far as there are several, without a bound."""
+        """Over what replicas are spread; unset: with a facility over racks and sources of power, no more than half in each,
+        where there is more than one; by agents' reports alone without a bound.
+        """
 
     @property
-    def regions(self) -> RepeatedScalarFieldContainer[str]:
-        """Regions in which replicas may be; empty for all."""
+    def regions(self) -> RepeatedCompositeFieldContainer[RegionShare]:
+        """Share of the replicas wanted in each region, as far as there is room; empty where it does not matter."""
 
     @property
-    def providers(self) -> RepeatedScalarFieldContainer[str]:
-        """Providers on whose racks replicas may be; empty for all."""
+    def gpu_types(self) -> RepeatedScalarFieldContainer[str]:
+        """GPU types that will do, as the facility names them; empty for all."""
 
     def __init__(
         self,
@@ -133,14 +154,16 @@ class PlacementPolicy(Message):
         pair: str = ...,
         pair_bytes_per_s: int = ...,
         spread: PlacementSpread | None = ...,
-        regions: Iterable[str] | None = ...,
-        providers: Iterable[str] | None = ...,
-        pair_latency_s: float | None = ...,
+        regions: Iterable[RegionShare] | None = ...,
+        near: str = ...,
+        reach_s: float | None = ...,
+        gpu_types: Iterable[str] | None = ...,
+        weight: int = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["_pair_latency_s", b"_pair_latency_s", "_watts_per_gpu", b"_watts_per_gpu", "pair_latency_s", b"pair_latency_s", "spread", b"spread", "watts_per_gpu", b"watts_per_gpu"]) -> bool: ...
-    def ClearField(self, field_name: Literal["_pair_latency_s", b"_pair_latency_s", "_watts_per_gpu", b"_watts_per_gpu", "member_bytes_per_s", b"member_bytes_per_s", "pair", b"pair", "pair_bytes_per_s", b"pair_bytes_per_s", "pair_latency_s", b"pair_latency_s", "providers", b"providers", "regions", b"regions", "spread", b"spread", "tensor_parallel", b"tensor_parallel", "watts_per_gpu", b"watts_per_gpu"]) -> None: ...
+    def HasField(self, field_name: Literal["_reach_s", b"_reach_s", "_watts_per_gpu", b"_watts_per_gpu", "reach_s", b"reach_s", "spread", b"spread", "watts_per_gpu", b"watts_per_gpu"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_reach_s", b"_reach_s", "_watts_per_gpu", b"_watts_per_gpu", "gpu_types", b"gpu_types", "member_bytes_per_s", b"member_bytes_per_s", "near", b"near", "pair", b"pair", "pair_bytes_per_s", b"pair_bytes_per_s", "reach_s", b"reach_s", "regions", b"regions", "spread", b"spread", "tensor_parallel", b"tensor_parallel", "watts_per_gpu", b"watts_per_gpu", "weight", b"weight"]) -> None: ...
     @overload
-    def WhichOneof(self, oneof_group: Literal["_pair_latency_s", b"_pair_latency_s"]) -> Literal["pair_latency_s"] | None: ...
+    def WhichOneof(self, oneof_group: Literal["_reach_s", b"_reach_s"]) -> Literal["reach_s"] | None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_watts_per_gpu", b"_watts_per_gpu"]) -> Literal["watts_per_gpu"] | None: ...
 
@@ -150,18 +173,42 @@ class PlacementSpread(Message):
 
     DESCRIPTOR: Descriptor
 
-    DOMAIN_FIELD_NUMBER: int
+    DOMAINS_FIELD_NUMBER: int
     LARGEST_SHARE_FIELD_NUMBER: int
-    domain: FailureDomain.ValueType
-    """Over what."""
     largest_share: float
-    """Largest share of the replicas that may be in one of them, above 0 up to 1, one always being allowed; 0: none is
-    refused for it, yet those that hold fewest come first.
+    """Largest share of the replicas that may fail with any one of them, above 0 up to 1, one always being allowed;
+    unset: one half.
     """
+    @property
+    def domains(self) -> RepeatedScalarFieldContainer[FailureDomain.ValueType]:
+        """Over what; none: nothing is refused for it."""
+
     def __init__(
         self,
         *,
-        domain: FailureDomain.ValueType = ...,
-        largest_share: float = ...,
+        domains: Iterable[FailureDomain.ValueType] | None = ...,
+        largest_share: float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: Literal["domain", b"domain", "largest_share", b"largest_share"]) -> None: ...
+    def HasField(self, field_name: Literal["_largest_share", b"_largest_share", "largest_share", b"largest_share"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_largest_share", b"_largest_share", "domains", b"domains", "largest_share", b"largest_share"]) -> None: ...
+    def WhichOneof(self, oneof_group: Literal["_largest_share", b"_largest_share"]) -> Literal["largest_share"] | None: ...
+
+@final
+class RegionShare(Message):
+    """A part of the replicas."""
+
+    DESCRIPTOR: Descriptor
+
+    REGION_FIELD_NUMBER: int
+    SHARE_FIELD_NUMBER: int
+    region: str
+    """The region."""
+    share: float
+    """The share, 0 to 1; those of all regions add up to at most 1."""
+    def __init__(
+        self,
+        *,
+        region: str = ...,
+        share: float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["region", b"region", "share", b"share"]) -> None: ...

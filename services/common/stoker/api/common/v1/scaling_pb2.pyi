@@ -366,7 +366,7 @@ class ScalingBounds(Message):
     while one starts.
     """
     most: int
-    """Replicas at most; 1,000, or `least` where that is more. 0 turns the deployment off."""
+    """Replicas at most; 1,000, or `least` where that is more. Not 0: off is a fixed count of none."""
     idle_s: float
     """Time without demand after which the last replica goes, seconds, at most a day; 600."""
     domain_least: int

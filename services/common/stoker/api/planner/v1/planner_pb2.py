@@ -22,22 +22,65 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from stoker.api.common.v1 import common_pb2 as stoker_dot_api_dot_common_dot_v1_dot_common__pb2
 from stoker.api.registry.v1 import records_pb2 as stoker_dot_api_dot_registry_dot_v1_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#stoker/api/planner/v1/planner.proto\x12\x15stoker.api.planner.v1\x1a$stoker/api/registry/v1/records.proto\"\x19\n\x17GetPlannerStatusRequest\"\x8e\x01\n\x18GetPlannerStatusResponse\x12\x0f\n\x07leading\x18\x01 \x01(\x08\x12.\n\x06leader\x18\x02 \x01(\x0b\x32\x1e.stoker.api.registry.v1.Leader\x12\x31\n\x08unplaced\x18\x03 \x03(\x0b\x32\x1f.stoker.api.planner.v1.Unplaced\"@\n\x08Unplaced\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x10\n\x08replicas\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t2\x85\x01\n\x0ePlannerService\x12s\n\x10GetPlannerStatus\x12..stoker.api.planner.v1.GetPlannerStatusRequest\x1a/.stoker.api.planner.v1.GetPlannerStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#stoker/api/planner/v1/planner.proto\x12\x15stoker.api.planner.v1\x1a!stoker/api/common/v1/common.proto\x1a$stoker/api/registry/v1/records.proto\"\x19\n\x17GetPlannerStatusRequest\"\xf9\x01\n\x18GetPlannerStatusResponse\x12\x0f\n\x07leading\x18\x01 \x01(\x08\x12.\n\x06leader\x18\x02 \x01(\x0b\x32\x1e.stoker.api.registry.v1.Leader\x12\x31\n\x08unplaced\x18\x03 \x03(\x0b\x32\x1f.stoker.api.planner.v1.Unplaced\x12\x19\n\x11\x66\x61\x63ility_revision\x18\x04 \x01(\x03\x12\x18\n\x10\x66\x61\x63ility_problem\x18\x05 \x01(\t\x12\x34\n\nviolations\x18\x06 \x03(\x0b\x32 .stoker.api.planner.v1.Violation\"@\n\x08Unplaced\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x10\n\x08replicas\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"L\n\tViolation\x12\r\n\x05limit\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\r\n\x05words\x18\x03 \x01(\t\x12\x10\n\x08replicas\x18\x04 \x03(\t\"1\n\x0f\x43\x61pacityRequest\x12\x10\n\x08\x66\x61\x63ility\x18\x01 \x01(\t\x12\x0c\n\x04\x66ill\x18\x02 \x01(\t\"\x97\x01\n\x10\x43\x61pacityResponse\x12\r\n\x05racks\x18\x01 \x01(\r\x12\r\n\x05nodes\x18\x02 \x01(\r\x12\x0c\n\x04gpus\x18\x03 \x01(\r\x12\x16\n\x0enodes_per_rack\x18\x04 \x01(\r\x12\x0e\n\x06u_used\x18\x05 \x01(\r\x12\x0f\n\x07power_w\x18\x06 \x01(\x04\x12\x0f\n\x07\x62inding\x18\x07 \x01(\t\x12\r\n\x05words\x18\x08 \x01(\t\"l\n\rPlacedReplica\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x33\n\x07members\x18\x03 \x03(\x0b\x32\".stoker.api.registry.v1.GangMember\"F\n\tGoalScore\x12\x0c\n\x04goal\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x12\n\x05\x62ound\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_bound\"q\n\x0cPlaceRequest\x12\x10\n\x08\x66\x61\x63ility\x18\x01 \x01(\t\x12\x39\n\x0b\x64\x65ployments\x18\x02 \x03(\x0b\x32$.stoker.api.common.v1.DeploymentSpec\x12\x14\n\x0ctime_limit_s\x18\x03 \x01(\x01\"\xbb\x01\n\rPlaceResponse\x12\x34\n\x06placed\x18\x01 \x03(\x0b\x32$.stoker.api.planner.v1.PlacedReplica\x12\x31\n\x08unplaced\x18\x02 \x03(\x0b\x32\x1f.stoker.api.planner.v1.Unplaced\x12\x30\n\x06scores\x18\x03 \x03(\x0b\x32 .stoker.api.planner.v1.GoalScore\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\"\x1e\n\x0e\x45xplainRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x88\x01\n\x0f\x45xplainResponse\x12\r\n\x05words\x18\x01 \x03(\t\x12\x34\n\x06placed\x18\x02 \x03(\x0b\x32$.stoker.api.planner.v1.PlacedReplica\x12\x30\n\x06limits\x18\x03 \x03(\x0b\x32 .stoker.api.planner.v1.LimitLoad\">\n\tLimitLoad\x12\r\n\x05limit\x18\x01 \x01(\t\x12\x0e\n\x06used_w\x18\x02 \x01(\x01\x12\x12\n\ncapacity_w\x18\x03 \x01(\x01\"\x97\x02\n\rWhatIfRequest\x12\x10\n\x08\x66\x61\x63ility\x18\x01 \x01(\t\x12\x15\n\rwithout_nodes\x18\x02 \x03(\t\x12\x15\n\rwithout_racks\x18\x03 \x03(\t\x12\x44\n\x08replicas\x18\x04 \x03(\x0b\x32\x32.stoker.api.planner.v1.WhatIfRequest.ReplicasEntry\x12\x39\n\x0b\x64\x65ployments\x18\x05 \x03(\x0b\x32$.stoker.api.common.v1.DeploymentSpec\x12\x14\n\x0ctime_limit_s\x18\x06 \x01(\x01\x1a/\n\rReplicasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x98\x02\n\x0eWhatIfResponse\x12\x34\n\x06placed\x18\x01 \x03(\x0b\x32$.stoker.api.planner.v1.PlacedReplica\x12\x31\n\x08unplaced\x18\x02 \x03(\x0b\x32\x1f.stoker.api.planner.v1.Unplaced\x12\x35\n\x0cunplaced_now\x18\x03 \x03(\x0b\x32\x1f.stoker.api.planner.v1.Unplaced\x12\x30\n\x06scores\x18\x04 \x03(\x0b\x32 .stoker.api.planner.v1.GoalScore\x12\x34\n\nscores_now\x18\x05 \x03(\x0b\x32 .stoker.api.planner.v1.GoalScore\"#\n\x0fValidateRequest\x12\x10\n\x08\x66\x61\x63ility\x18\x01 \x01(\t\"\x95\x01\n\x10ValidateResponse\x12\x10\n\x08mistakes\x18\x01 \x03(\t\x12\r\n\x05sites\x18\x02 \x01(\r\x12\r\n\x05racks\x18\x03 \x01(\r\x12\r\n\x05nodes\x18\x04 \x01(\r\x12\x0c\n\x04gpus\x18\x05 \x01(\r\x12\x34\n\nviolations\x18\x06 \x03(\x0b\x32 .stoker.api.planner.v1.Violation\"9\n\x13ProposeMovesRequest\x12\x14\n\x0ctime_limit_s\x18\x01 \x01(\x01\x12\x0c\n\x04most\x18\x02 \x01(\r\"\xbf\x01\n\x14ProposeMovesResponse\x12*\n\x05moves\x18\x01 \x03(\x0b\x32\x1b.stoker.api.planner.v1.Move\x12\x34\n\nscores_now\x18\x02 \x03(\x0b\x32 .stoker.api.planner.v1.GoalScore\x12\x30\n\x06scores\x18\x03 \x03(\x0b\x32 .stoker.api.planner.v1.GoalScore\x12\x13\n\x0bplaced_more\x18\x04 \x01(\r\"\xb6\x01\n\x04Move\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x38\n\x0c\x66rom_members\x18\x02 \x03(\x0b\x32\".stoker.api.registry.v1.GangMember\x12\x36\n\nto_members\x18\x03 \x03(\x0b\x32\".stoker.api.registry.v1.GangMember\x12\x18\n\x0bwarm_tokens\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_warm_tokens\"]\n\x12MoveReplicaRequest\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x33\n\x07members\x18\x02 \x03(\x0b\x32\".stoker.api.registry.v1.GangMember\"\x15\n\x13MoveReplicaResponse2\x93\x06\n\x0ePlannerService\x12s\n\x10GetPlannerStatus\x12..stoker.api.planner.v1.GetPlannerStatusRequest\x1a/.stoker.api.planner.v1.GetPlannerStatusResponse\x12[\n\x08\x43\x61pacity\x12&.stoker.api.planner.v1.CapacityRequest\x1a\'.stoker.api.planner.v1.CapacityResponse\x12R\n\x05Place\x12#.stoker.api.planner.v1.PlaceRequest\x1a$.stoker.api.planner.v1.PlaceResponse\x12X\n\x07\x45xplain\x12%.stoker.api.planner.v1.ExplainRequest\x1a&.stoker.api.planner.v1.ExplainResponse\x12U\n\x06WhatIf\x12$.stoker.api.planner.v1.WhatIfRequest\x1a%.stoker.api.planner.v1.WhatIfResponse\x12[\n\x08Validate\x12&.stoker.api.planner.v1.ValidateRequest\x1a\'.stoker.api.planner.v1.ValidateResponse\x12g\n\x0cProposeMoves\x12*.stoker.api.planner.v1.ProposeMovesRequest\x1a+.stoker.api.planner.v1.ProposeMovesResponse\x12\x64\n\x0bMoveReplica\x12).stoker.api.planner.v1.MoveReplicaRequest\x1a*.stoker.api.planner.v1.MoveReplicaResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stoker.api.planner.v1.planner_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETPLANNERSTATUSREQUEST']._serialized_start=100
-  _globals['_GETPLANNERSTATUSREQUEST']._serialized_end=125
-  _globals['_GETPLANNERSTATUSRESPONSE']._serialized_start=128
-  _globals['_GETPLANNERSTATUSRESPONSE']._serialized_end=270
-  _globals['_UNPLACED']._serialized_start=272
-  _globals['_UNPLACED']._serialized_end=336
-  _globals['_PLANNERSERVICE']._serialized_start=339
-  _globals['_PLANNERSERVICE']._serialized_end=472
+  _globals['_WHATIFREQUEST_REPLICASENTRY']._loaded_options = None
+  _globals['_WHATIFREQUEST_REPLICASENTRY']._serialized_options = b'8\001'
+  _globals['_GETPLANNERSTATUSREQUEST']._serialized_start=135
+  _globals['_GETPLANNERSTATUSREQUEST']._serialized_end=160
+  _globals['_GETPLANNERSTATUSRESPONSE']._serialized_start=163
+  _globals['_GETPLANNERSTATUSRESPONSE']._serialized_end=412
+  _globals['_UNPLACED']._serialized_start=414
+  _globals['_UNPLACED']._serialized_end=478
+  _globals['_VIOLATION']._serialized_start=480
+  _globals['_VIOLATION']._serialized_end=556
+  _globals['_CAPACITYREQUEST']._serialized_start=558
+  _globals['_CAPACITYREQUEST']._serialized_end=607
+  _globals['_CAPACITYRESPONSE']._serialized_start=610
+  _globals['_CAPACITYRESPONSE']._serialized_end=761
+  _globals['_PLACEDREPLICA']._serialized_start=763
+  _globals['_PLACEDREPLICA']._serialized_end=871
+  _globals['_GOALSCORE']._serialized_start=873
+  _globals['_GOALSCORE']._serialized_end=943
+  _globals['_PLACEREQUEST']._serialized_start=945
+  _globals['_PLACEREQUEST']._serialized_end=1058
+  _globals['_PLACERESPONSE']._serialized_start=1061
+  _globals['_PLACERESPONSE']._serialized_end=1248
+  _globals['_EXPLAINREQUEST']._serialized_start=1250
+  _globals['_EXPLAINREQUEST']._serialized_end=1280
+  _globals['_EXPLAINRESPONSE']._serialized_start=1283
+  _globals['_EXPLAINRESPONSE']._serialized_end=1419
+  _globals['_LIMITLOAD']._serialized_start=1421
+  _globals['_LIMITLOAD']._serialized_end=1483
+  _globals['_WHATIFREQUEST']._serialized_start=1486
+  _globals['_WHATIFREQUEST']._serialized_end=1765
+  _globals['_WHATIFREQUEST_REPLICASENTRY']._serialized_start=1718
+  _globals['_WHATIFREQUEST_REPLICASENTRY']._serialized_end=1765
+  _globals['_WHATIFRESPONSE']._serialized_start=1768
+  _globals['_WHATIFRESPONSE']._serialized_end=2048
+  _globals['_VALIDATEREQUEST']._serialized_start=2050
+  _globals['_VALIDATEREQUEST']._serialized_end=2085
+  _globals['_VALIDATERESPONSE']._serialized_start=2088
+  _globals['_VALIDATERESPONSE']._serialized_end=2237
+  _globals['_PROPOSEMOVESREQUEST']._serialized_start=2239
+  _globals['_PROPOSEMOVESREQUEST']._serialized_end=2296
+  _globals['_PROPOSEMOVESRESPONSE']._serialized_start=2299
+  _globals['_PROPOSEMOVESRESPONSE']._serialized_end=2490
+  _globals['_MOVE']._serialized_start=2493
+  _globals['_MOVE']._serialized_end=2675
+  _globals['_MOVEREPLICAREQUEST']._serialized_start=2677
+  _globals['_MOVEREPLICAREQUEST']._serialized_end=2770
+  _globals['_MOVEREPLICARESPONSE']._serialized_start=2772
+  _globals['_MOVEREPLICARESPONSE']._serialized_end=2793
+  _globals['_PLANNERSERVICE']._serialized_start=2796
+  _globals['_PLANNERSERVICE']._serialized_end=3583
 # @@protoc_insertion_point(module_scope)

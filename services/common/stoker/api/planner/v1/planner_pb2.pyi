@@ -5,11 +5,13 @@ The planner."""
 
 from builtins import (
     bool,
+    float,
     int,
     str,
 )
 from collections.abc import (
     Iterable,
+    Mapping,
 )
 from google.protobuf.descriptor import (
     Descriptor,
@@ -17,11 +19,17 @@ from google.protobuf.descriptor import (
 )
 from google.protobuf.internal.containers import (
     RepeatedCompositeFieldContainer,
+    RepeatedScalarFieldContainer,
+    ScalarMap,
 )
 from google.protobuf.message import (
     Message,
 )
+from stoker.api.common.v1.common_pb2 import (
+    DeploymentSpec,
+)
 from stoker.api.registry.v1.records_pb2 import (
+    GangMember,
     Leader,
 )
 from typing import (
@@ -50,8 +58,15 @@ class GetPlannerStatusResponse(Message):
     LEADING_FIELD_NUMBER: int
     LEADER_FIELD_NUMBER: int
     UNPLACED_FIELD_NUMBER: int
+    FACILITY_REVISION_FIELD_NUMBER: int
+    FACILITY_PROBLEM_FIELD_NUMBER: int
+    VIOLATIONS_FIELD_NUMBER: int
     leading: bool
     """This process leads."""
+    facility_revision: int
+    """Revision of the facility that is planned for; 0 where agents' reports alone are."""
+    facility_problem: str
+    """Why the facility as written is not the one that is planned for: a planner that cannot read it keeps the last one."""
     @property
     def leader(self) -> Leader:
         """Who leads, as far as known."""
@@ -60,15 +75,22 @@ class GetPlannerStatusResponse(Message):
     def unplaced(self) -> RepeatedCompositeFieldContainer[Unplaced]:
         """Replicas wanted that have no place."""
 
+    @property
+    def violations(self) -> RepeatedCompositeFieldContainer[Violation]:
+        """What stands and would not be placed so now; nothing is stopped for it."""
+
     def __init__(
         self,
         *,
         leading: bool = ...,
         leader: Leader | None = ...,
         unplaced: Iterable[Unplaced] | None = ...,
+        facility_revision: int = ...,
+        facility_problem: str = ...,
+        violations: Iterable[Violation] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: Literal["leader", b"leader"]) -> bool: ...
-    def ClearField(self, field_name: Literal["leader", b"leader", "leading", b"leading", "unplaced", b"unplaced"]) -> None: ...
+    def ClearField(self, field_name: Literal["facility_problem", b"facility_problem", "facility_revision", b"facility_revision", "leader", b"leader", "leading", b"leading", "unplaced", b"unplaced", "violations", b"violations"]) -> None: ...
 
 @final
 class Unplaced(Message):
@@ -93,3 +115,557 @@ class Unplaced(Message):
         reason: str = ...,
     ) -> None: ...
     def ClearField(self, field_name: Literal["deployment", b"deployment", "reason", b"reason", "replicas", b"replicas"]) -> None: ...
+
+@final
+class Violation(Message):
+    """What stands against a limit."""
+
+    DESCRIPTOR: Descriptor
+
+    LIMIT_FIELD_NUMBER: int
+    SUBJECT_FIELD_NUMBER: int
+    WORDS_FIELD_NUMBER: int
+    REPLICAS_FIELD_NUMBER: int
+    limit: str
+    """The limit, a stable word: node, gpus, power, cooling, spread."""
+    subject: str
+    """Of what: a node, a feed, a rack, a deployment."""
+    words: str
+    """By how much, in words."""
+    @property
+    def replicas(self) -> RepeatedScalarFieldContainer[str]:
+        """Replicas concerned, the first 100 of them."""
+
+    def __init__(
+        self,
+        *,
+        limit: str = ...,
+        subject: str = ...,
+        words: str = ...,
+        replicas: Iterable[str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["limit", b"limit", "replicas", b"replicas", "subject", b"subject", "words", b"words"]) -> None: ...
+
+@final
+class CapacityRequest(Message):
+    """Asks for the capacity of a facility."""
+
+    DESCRIPTOR: Descriptor
+
+    FACILITY_FIELD_NUMBER: int
+    FILL_FIELD_NUMBER: int
+    facility: str
+    """The facility file; empty: what is planned for."""
+    fill: str
+    """Node type or rack type to fill it with, in place of what the file says."""
+    def __init__(
+        self,
+        *,
+        facility: str = ...,
+        fill: str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["facility", b"facility", "fill", b"fill"]) -> None: ...
+
+@final
+class CapacityResponse(Message):
+    """The capacity of a facility."""
+
+    DESCRIPTOR: Descriptor
+
+    RACKS_FIELD_NUMBER: int
+    NODES_FIELD_NUMBER: int
+    GPUS_FIELD_NUMBER: int
+    NODES_PER_RACK_FIELD_NUMBER: int
+    U_USED_FIELD_NUMBER: int
+    POWER_W_FIELD_NUMBER: int
+    BINDING_FIELD_NUMBER: int
+    WORDS_FIELD_NUMBER: int
+    racks: int
+    """Racks with nodes."""
+    nodes: int
+    """Nodes, those that stand included."""
+    gpus: int
+    """GPUs."""
+    nodes_per_rack: int
+    """Nodes in the fullest rack."""
+    u_used: int
+    """Height used in it, units."""
+    power_w: int
+    """What all racks draw at the most, watts."""
+    binding: str
+    """What keeps the next node out: power, space, weight, cooling, ports; empty where nothing was to be added."""
+    words: str
+    """The same in words."""
+    def __init__(
+        self,
+        *,
+        racks: int = ...,
+        nodes: int = ...,
+        gpus: int = ...,
+        nodes_per_rack: int = ...,
+        u_used: int = ...,
+        power_w: int = ...,
+        binding: str = ...,
+        words: str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["binding", b"binding", "gpus", b"gpus", "nodes", b"nodes", "nodes_per_rack", b"nodes_per_rack", "power_w", b"power_w", "racks", b"racks", "u_used", b"u_used", "words", b"words"]) -> None: ...
+
+@final
+class PlacedReplica(Message):
+    """A replica and where it is."""
+
+    DESCRIPTOR: Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: int
+    DEPLOYMENT_FIELD_NUMBER: int
+    MEMBERS_FIELD_NUMBER: int
+    replica_id: str
+    """Its id."""
+    deployment: str
+    """Deployment it belongs to."""
+    @property
+    def members(self) -> RepeatedCompositeFieldContainer[GangMember]:
+        """Nodes and GPUs by rank."""
+
+    def __init__(
+        self,
+        *,
+        replica_id: str = ...,
+        deployment: str = ...,
+        members: Iterable[GangMember] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["deployment", b"deployment", "members", b"members", "replica_id", b"replica_id"]) -> None: ...
+
+@final
+class GoalScore(Message):
+    """How well a goal was reached."""
+
+    DESCRIPTOR: Descriptor
+
+    GOAL_FIELD_NUMBER: int
+    VALUE_FIELD_NUMBER: int
+    BOUND_FIELD_NUMBER: int
+    goal: str
+    """The goal: shortfall, oversubscribed, adjacency, rails, regions, spread, stranded, cost, moves."""
+    value: float
+    """How far from it; docs/placement.md has the units."""
+    bound: float
+    """No placement as good in the goals before it is below; unset where nothing was proven."""
+    def __init__(
+        self,
+        *,
+        goal: str = ...,
+        value: float = ...,
+        bound: float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_bound", b"_bound", "bound", b"bound"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_bound", b"_bound", "bound", b"bound", "goal", b"goal", "value", b"value"]) -> None: ...
+    def WhichOneof(self, oneof_group: Literal["_bound", b"_bound"]) -> Literal["bound"] | None: ...
+
+@final
+class PlaceRequest(Message):
+    """Asks for a placement."""
+
+    DESCRIPTOR: Descriptor
+
+    FACILITY_FIELD_NUMBER: int
+    DEPLOYMENTS_FIELD_NUMBER: int
+    TIME_LIMIT_S_FIELD_NUMBER: int
+    facility: str
+    """The facility file; empty: what is planned for."""
+    time_limit_s: float
+    """Time to improve the first answer, seconds; 0: not at all. At most what the planner allows."""
+    @property
+    def deployments(self) -> RepeatedCompositeFieldContainer[DeploymentSpec]:
+        """What to place, each with its replica count; at most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        facility: str = ...,
+        deployments: Iterable[DeploymentSpec] | None = ...,
+        time_limit_s: float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["deployments", b"deployments", "facility", b"facility", "time_limit_s", b"time_limit_s"]) -> None: ...
+
+@final
+class PlaceResponse(Message):
+    """A placement."""
+
+    DESCRIPTOR: Descriptor
+
+    PLACED_FIELD_NUMBER: int
+    UNPLACED_FIELD_NUMBER: int
+    SCORES_FIELD_NUMBER: int
+    SECONDS_FIELD_NUMBER: int
+    seconds: float
+    """Time taken, seconds."""
+    @property
+    def placed(self) -> RepeatedCompositeFieldContainer[PlacedReplica]:
+        """All that has a place."""
+
+    @property
+    def unplaced(self) -> RepeatedCompositeFieldContainer[Unplaced]:
+        """What has none."""
+
+    @property
+    def scores(self) -> RepeatedCompositeFieldContainer[GoalScore]:
+        """Goal by goal, in the order of their weight."""
+
+    def __init__(
+        self,
+        *,
+        placed: Iterable[PlacedReplica] | None = ...,
+        unplaced: Iterable[Unplaced] | None = ...,
+        scores: Iterable[GoalScore] | None = ...,
+        seconds: float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["placed", b"placed", "scores", b"scores", "seconds", b"seconds", "unplaced", b"unplaced"]) -> None: ...
+
+@final
+class ExplainRequest(Message):
+    """Asks for reasons."""
+
+    DESCRIPTOR: Descriptor
+
+    NAME_FIELD_NUMBER: int
+    name: str
+    """A replica, or a deployment."""
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["name", b"name"]) -> None: ...
+
+@final
+class ExplainResponse(Message):
+    """Reasons."""
+
+    DESCRIPTOR: Descriptor
+
+    WORDS_FIELD_NUMBER: int
+    PLACED_FIELD_NUMBER: int
+    LIMITS_FIELD_NUMBER: int
+    @property
+    def words(self) -> RepeatedScalarFieldContainer[str]:
+        """In sentences."""
+
+    @property
+    def placed(self) -> RepeatedCompositeFieldContainer[PlacedReplica]:
+        """Where it is; of a deployment, all its replicas."""
+
+    @property
+    def limits(self) -> RepeatedCompositeFieldContainer[LimitLoad]:
+        """Feeds and other limits on the racks concerned, the tightest first; at most 100."""
+
+    def __init__(
+        self,
+        *,
+        words: Iterable[str] | None = ...,
+        placed: Iterable[PlacedReplica] | None = ...,
+        limits: Iterable[LimitLoad] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["limits", b"limits", "placed", b"placed", "words", b"words"]) -> None: ...
+
+@final
+class LimitLoad(Message):
+    """How much of a limit is used."""
+
+    DESCRIPTOR: Descriptor
+
+    LIMIT_FIELD_NUMBER: int
+    USED_W_FIELD_NUMBER: int
+    CAPACITY_W_FIELD_NUMBER: int
+    limit: str
+    """The limit: "feed pdu-a after the loss of source b"."""
+    used_w: float
+    """What stands on it at the most, watts."""
+    capacity_w: float
+    """What it carries, watts."""
+    def __init__(
+        self,
+        *,
+        limit: str = ...,
+        used_w: float = ...,
+        capacity_w: float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["capacity_w", b"capacity_w", "limit", b"limit", "used_w", b"used_w"]) -> None: ...
+
+@final
+class WhatIfRequest(Message):
+    """Asks what would be."""
+
+    DESCRIPTOR: Descriptor
+
+    @final
+    class ReplicasEntry(Message):
+        DESCRIPTOR: Descriptor
+
+        KEY_FIELD_NUMBER: int
+        VALUE_FIELD_NUMBER: int
+        key: str
+        value: int
+        def __init__(
+            self,
+            *,
+            key: str = ...,
+            value: int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    FACILITY_FIELD_NUMBER: int
+    WITHOUT_NODES_FIELD_NUMBER: int
+    WITHOUT_RACKS_FIELD_NUMBER: int
+    REPLICAS_FIELD_NUMBER: int
+    DEPLOYMENTS_FIELD_NUMBER: int
+    TIME_LIMIT_S_FIELD_NUMBER: int
+    facility: str
+    """Another facility file; empty: what is planned for."""
+    time_limit_s: float
+    """Time to improve the first answer, seconds; 0: not at all."""
+    @property
+    def without_nodes(self) -> RepeatedScalarFieldContainer[str]:
+        """Nodes that are lost."""
+
+    @property
+    def without_racks(self) -> RepeatedScalarFieldContainer[str]:
+        """Racks that are lost, with all their nodes."""
+
+    @property
+    def replicas(self) -> ScalarMap[str, int]:
+        """Counts that are otherwise."""
+
+    @property
+    def deployments(self) -> RepeatedCompositeFieldContainer[DeploymentSpec]:
+        """Deployments that are new, each with its count; at most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        facility: str = ...,
+        without_nodes: Iterable[str] | None = ...,
+        without_racks: Iterable[str] | None = ...,
+        replicas: Mapping[str, int] | None = ...,
+        deployments: Iterable[DeploymentSpec] | None = ...,
+        time_limit_s: float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["deployments", b"deployments", "facility", b"facility", "replicas", b"replicas", "time_limit_s", b"time_limit_s", "without_nodes", b"without_nodes", "without_racks", b"without_racks"]) -> None: ...
+
+@final
+class WhatIfResponse(Message):
+    """What would be."""
+
+    DESCRIPTOR: Descriptor
+
+    PLACED_FIELD_NUMBER: int
+    UNPLACED_FIELD_NUMBER: int
+    UNPLACED_NOW_FIELD_NUMBER: int
+    SCORES_FIELD_NUMBER: int
+    SCORES_NOW_FIELD_NUMBER: int
+    @property
+    def placed(self) -> RepeatedCompositeFieldContainer[PlacedReplica]:
+        """Replicas that would get a place, or another one."""
+
+    @property
+    def unplaced(self) -> RepeatedCompositeFieldContainer[Unplaced]:
+        """What would have none."""
+
+    @property
+    def unplaced_now(self) -> RepeatedCompositeFieldContainer[Unplaced]:
+        """What has none as it is."""
+
+    @property
+    def scores(self) -> RepeatedCompositeFieldContainer[GoalScore]:
+        """Goal by goal, in the order of their weight."""
+
+    @property
+    def scores_now(self) -> RepeatedCompositeFieldContainer[GoalScore]:
+        """The same as it is."""
+
+    def __init__(
+        self,
+        *,
+        placed: Iterable[PlacedReplica] | None = ...,
+        unplaced: Iterable[Unplaced] | None = ...,
+        unplaced_now: Iterable[Unplaced] | None = ...,
+        scores: Iterable[GoalScore] | None = ...,
+        scores_now: Iterable[GoalScore] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["placed", b"placed", "scores", b"scores", "scores_now", b"scores_now", "unplaced", b"unplaced", "unplaced_now", b"unplaced_now"]) -> None: ...
+
+@final
+class ValidateRequest(Message):
+    """A facility file to be judged."""
+
+    DESCRIPTOR: Descriptor
+
+    FACILITY_FIELD_NUMBER: int
+    facility: str
+    """The file."""
+    def __init__(
+        self,
+        *,
+        facility: str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["facility", b"facility"]) -> None: ...
+
+@final
+class ValidateResponse(Message):
+    """What is wrong with a facility file, and what is in it."""
+
+    DESCRIPTOR: Descriptor
+
+    MISTAKES_FIELD_NUMBER: int
+    SITES_FIELD_NUMBER: int
+    RACKS_FIELD_NUMBER: int
+    NODES_FIELD_NUMBER: int
+    GPUS_FIELD_NUMBER: int
+    VIOLATIONS_FIELD_NUMBER: int
+    sites: int
+    """Sites."""
+    racks: int
+    """Racks."""
+    nodes: int
+    """Nodes."""
+    gpus: int
+    """GPUs."""
+    @property
+    def mistakes(self) -> RepeatedScalarFieldContainer[str]:
+        """Mistakes, "file:12: what is wrong and what to do"; empty where it may be applied."""
+
+    @property
+    def violations(self) -> RepeatedCompositeFieldContainer[Violation]:
+        """What of that which runs it would not allow; nothing would be stopped for it."""
+
+    def __init__(
+        self,
+        *,
+        mistakes: Iterable[str] | None = ...,
+        sites: int = ...,
+        racks: int = ...,
+        nodes: int = ...,
+        gpus: int = ...,
+        violations: Iterable[Violation] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["gpus", b"gpus", "mistakes", b"mistakes", "nodes", b"nodes", "racks", b"racks", "sites", b"sites", "violations", b"violations"]) -> None: ...
+
+@final
+class ProposeMovesRequest(Message):
+    """Asks for moves."""
+
+    DESCRIPTOR: Descriptor
+
+    TIME_LIMIT_S_FIELD_NUMBER: int
+    MOST_FIELD_NUMBER: int
+    time_limit_s: float
+    """Time to search, seconds; 0 means 10. At most what the planner allows."""
+    most: int
+    """At most this many moves; 0 means 20."""
+    def __init__(
+        self,
+        *,
+        time_limit_s: float = ...,
+        most: int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["most", b"most", "time_limit_s", b"time_limit_s"]) -> None: ...
+
+@final
+class ProposeMovesResponse(Message):
+    """Moves, to be made in this order."""
+
+    DESCRIPTOR: Descriptor
+
+    MOVES_FIELD_NUMBER: int
+    SCORES_NOW_FIELD_NUMBER: int
+    SCORES_FIELD_NUMBER: int
+    PLACED_MORE_FIELD_NUMBER: int
+    placed_more: int
+    """Replicas without a place that would get one."""
+    @property
+    def moves(self) -> RepeatedCompositeFieldContainer[Move]:
+        """The moves."""
+
+    @property
+    def scores_now(self) -> RepeatedCompositeFieldContainer[GoalScore]:
+        """Goal by goal as it is."""
+
+    @property
+    def scores(self) -> RepeatedCompositeFieldContainer[GoalScore]:
+        """Goal by goal after all of them."""
+
+    def __init__(
+        self,
+        *,
+        moves: Iterable[Move] | None = ...,
+        scores_now: Iterable[GoalScore] | None = ...,
+        scores: Iterable[GoalScore] | None = ...,
+        placed_more: int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["moves", b"moves", "placed_more", b"placed_more", "scores", b"scores", "scores_now", b"scores_now"]) -> None: ...
+
+@final
+class Move(Message):
+    """One move."""
+
+    DESCRIPTOR: Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: int
+    FROM_MEMBERS_FIELD_NUMBER: int
+    TO_MEMBERS_FIELD_NUMBER: int
+    WARM_TOKENS_FIELD_NUMBER: int
+    replica_id: str
+    """The replica that moves; its successor gets another id."""
+    warm_tokens: float
+    """Tokens that it holds in its KV cache, which others must compute anew; unset where unknown."""
+    @property
+    def from_members(self) -> RepeatedCompositeFieldContainer[GangMember]:
+        """Where it is."""
+
+    @property
+    def to_members(self) -> RepeatedCompositeFieldContainer[GangMember]:
+        """Where it would be."""
+
+    def __init__(
+        self,
+        *,
+        replica_id: str = ...,
+        from_members: Iterable[GangMember] | None = ...,
+        to_members: Iterable[GangMember] | None = ...,
+        warm_tokens: float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_warm_tokens", b"_warm_tokens", "warm_tokens", b"warm_tokens"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_warm_tokens", b"_warm_tokens", "from_members", b"from_members", "replica_id", b"replica_id", "to_members", b"to_members", "warm_tokens", b"warm_tokens"]) -> None: ...
+    def WhichOneof(self, oneof_group: Literal["_warm_tokens", b"_warm_tokens"]) -> Literal["warm_tokens"] | None: ...
+
+@final
+class MoveReplicaRequest(Message):
+    """Asks to move a replica."""
+
+    DESCRIPTOR: Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: int
+    MEMBERS_FIELD_NUMBER: int
+    replica_id: str
+    """The replica."""
+    @property
+    def members(self) -> RepeatedCompositeFieldContainer[GangMember]:
+        """Where its successor shall be, by rank."""
+
+    def __init__(
+        self,
+        *,
+        replica_id: str = ...,
+        members: Iterable[GangMember] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["members", b"members", "replica_id", b"replica_id"]) -> None: ...
+
+@final
+class MoveReplicaResponse(Message):
+    """It will move."""
+
+    DESCRIPTOR: Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...

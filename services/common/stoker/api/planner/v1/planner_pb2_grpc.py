@@ -26,7 +26,11 @@ if _version_not_supported:
 
 
 class PlannerServiceStub(object):
-    """What the planner placed and what it could not.
+    """How many GPUs a facility carries, and which ones each replica gets.
+
+    Any planner computes, leading or not; only one computation runs at a time in each (RESOURCE_EXHAUSTED, PLANNER_BUSY).
+    A computation ends with its caller: by the deadline, or by cancelling. Only GetPlannerStatus and MoveReplica need the
+    leader.
     """
 
     def __init__(self, channel):
@@ -40,14 +44,103 @@ class PlannerServiceStub(object):
                 request_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.GetPlannerStatusRequest.SerializeToString,
                 response_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.GetPlannerStatusResponse.FromString,
                 _registered_method=True)
+        self.Capacity = channel.unary_unary(
+                '/stoker.api.planner.v1.PlannerService/Capacity',
+                request_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.CapacityRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.CapacityResponse.FromString,
+                _registered_method=True)
+        self.Place = channel.unary_unary(
+                '/stoker.api.planner.v1.PlannerService/Place',
+                request_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.PlaceRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.PlaceResponse.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/stoker.api.planner.v1.PlannerService/Explain',
+                request_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.WhatIf = channel.unary_unary(
+                '/stoker.api.planner.v1.PlannerService/WhatIf',
+                request_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.WhatIfRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.WhatIfResponse.FromString,
+                _registered_method=True)
+        self.Validate = channel.unary_unary(
+                '/stoker.api.planner.v1.PlannerService/Validate',
+                request_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ValidateRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ValidateResponse.FromString,
+                _registered_method=True)
+        self.ProposeMoves = channel.unary_unary(
+                '/stoker.api.planner.v1.PlannerService/ProposeMoves',
+                request_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ProposeMovesRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ProposeMovesResponse.FromString,
+                _registered_method=True)
+        self.MoveReplica = channel.unary_unary(
+                '/stoker.api.planner.v1.PlannerService/MoveReplica',
+                request_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.MoveReplicaRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.MoveReplicaResponse.FromString,
+                _registered_method=True)
 
 
 class PlannerServiceServicer(object):
-    """What the planner placed and what it could not.
+    """How many GPUs a facility carries, and which ones each replica gets.
+
+    Any planner computes, leading or not; only one computation runs at a time in each (RESOURCE_EXHAUSTED, PLANNER_BUSY).
+    A computation ends with its caller: by the deadline, or by cancelling. Only GetPlannerStatus and MoveReplica need the
+    leader.
     """
 
     def GetPlannerStatus(self, request, context):
-        """Whether this process leads, and its last plan.
+        """Whether this process leads, its last plan, and what no longer holds of what stands.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Capacity(self, request, context):
+        """How many racks, nodes and GPUs a facility powers, cools, holds and connects, and what binds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Place(self, request, context):
+        """A placement of deployments on a facility from nothing. Nothing is written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Where a replica is and what that loads; or why a deployment lacks replicas.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhatIf(self, request, context):
+        """What would be placed, and what not, if the fleet were otherwise. Nothing is written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Validate(self, request, context):
+        """What is wrong with a facility file, what is in it, and what of that which runs it would not allow.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ProposeMoves(self, request, context):
+        """Moves that would leave the fleet better placed, each with its gain and what it costs in warm cache. Nothing is
+        written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveReplica(self, request, context):
+        """Moves one replica: its successor is placed there first, then it leaves. One at a time; forgotten with the leader.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,6 +154,41 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     request_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.GetPlannerStatusRequest.FromString,
                     response_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.GetPlannerStatusResponse.SerializeToString,
             ),
+            'Capacity': grpc.unary_unary_rpc_method_handler(
+                    servicer.Capacity,
+                    request_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.CapacityRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.CapacityResponse.SerializeToString,
+            ),
+            'Place': grpc.unary_unary_rpc_method_handler(
+                    servicer.Place,
+                    request_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.PlaceRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.PlaceResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ExplainRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ExplainResponse.SerializeToString,
+            ),
+            'WhatIf': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhatIf,
+                    request_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.WhatIfRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.WhatIfResponse.SerializeToString,
+            ),
+            'Validate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Validate,
+                    request_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ValidateRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ValidateResponse.SerializeToString,
+            ),
+            'ProposeMoves': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProposeMoves,
+                    request_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ProposeMovesRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ProposeMovesResponse.SerializeToString,
+            ),
+            'MoveReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveReplica,
+                    request_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.MoveReplicaRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.MoveReplicaResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'stoker.api.planner.v1.PlannerService', rpc_method_handlers)
@@ -70,7 +198,11 @@ def add_PlannerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PlannerService(object):
-    """What the planner placed and what it could not.
+    """How many GPUs a facility carries, and which ones each replica gets.
+
+    Any planner computes, leading or not; only one computation runs at a time in each (RESOURCE_EXHAUSTED, PLANNER_BUSY).
+    A computation ends with its caller: by the deadline, or by cancelling. Only GetPlannerStatus and MoveReplica need the
+    leader.
     """
 
     @staticmethod
@@ -90,6 +222,195 @@ class PlannerService(object):
             '/stoker.api.planner.v1.PlannerService/GetPlannerStatus',
             stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.GetPlannerStatusRequest.SerializeToString,
             stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.GetPlannerStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Capacity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.planner.v1.PlannerService/Capacity',
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.CapacityRequest.SerializeToString,
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.CapacityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Place(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.planner.v1.PlannerService/Place',
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.PlaceRequest.SerializeToString,
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.PlaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.planner.v1.PlannerService/Explain',
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ExplainRequest.SerializeToString,
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhatIf(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.planner.v1.PlannerService/WhatIf',
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.WhatIfRequest.SerializeToString,
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.WhatIfResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Validate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.planner.v1.PlannerService/Validate',
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ValidateRequest.SerializeToString,
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ValidateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProposeMoves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.planner.v1.PlannerService/ProposeMoves',
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ProposeMovesRequest.SerializeToString,
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.ProposeMovesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.planner.v1.PlannerService/MoveReplica',
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.MoveReplicaRequest.SerializeToString,
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.MoveReplicaResponse.FromString,
             options,
             channel_credentials,
             insecure,

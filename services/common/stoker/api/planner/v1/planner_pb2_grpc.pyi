@@ -41,14 +41,159 @@ _PlannerServiceGetPlannerStatusType = typing_extensions.TypeVar(
     ],
 )
 
-class PlannerServiceStub(typing.Generic[_PlannerServiceGetPlannerStatusType]):
-    """What the planner placed and what it could not."""
+_PlannerServiceCapacityType = typing_extensions.TypeVar(
+    '_PlannerServiceCapacityType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.CapacityRequest,
+        stoker.api.planner.v1.planner_pb2.CapacityResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.CapacityRequest,
+        stoker.api.planner.v1.planner_pb2.CapacityResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.CapacityRequest,
+        stoker.api.planner.v1.planner_pb2.CapacityResponse,
+    ],
+)
+
+_PlannerServicePlaceType = typing_extensions.TypeVar(
+    '_PlannerServicePlaceType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.PlaceRequest,
+        stoker.api.planner.v1.planner_pb2.PlaceResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.PlaceRequest,
+        stoker.api.planner.v1.planner_pb2.PlaceResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.PlaceRequest,
+        stoker.api.planner.v1.planner_pb2.PlaceResponse,
+    ],
+)
+
+_PlannerServiceExplainType = typing_extensions.TypeVar(
+    '_PlannerServiceExplainType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.ExplainRequest,
+        stoker.api.planner.v1.planner_pb2.ExplainResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.ExplainRequest,
+        stoker.api.planner.v1.planner_pb2.ExplainResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.ExplainRequest,
+        stoker.api.planner.v1.planner_pb2.ExplainResponse,
+    ],
+)
+
+_PlannerServiceWhatIfType = typing_extensions.TypeVar(
+    '_PlannerServiceWhatIfType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.WhatIfRequest,
+        stoker.api.planner.v1.planner_pb2.WhatIfResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.WhatIfRequest,
+        stoker.api.planner.v1.planner_pb2.WhatIfResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.WhatIfRequest,
+        stoker.api.planner.v1.planner_pb2.WhatIfResponse,
+    ],
+)
+
+_PlannerServiceValidateType = typing_extensions.TypeVar(
+    '_PlannerServiceValidateType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.ValidateRequest,
+        stoker.api.planner.v1.planner_pb2.ValidateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.ValidateRequest,
+        stoker.api.planner.v1.planner_pb2.ValidateResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.ValidateRequest,
+        stoker.api.planner.v1.planner_pb2.ValidateResponse,
+    ],
+)
+
+_PlannerServiceProposeMovesType = typing_extensions.TypeVar(
+    '_PlannerServiceProposeMovesType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.ProposeMovesRequest,
+        stoker.api.planner.v1.planner_pb2.ProposeMovesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.ProposeMovesRequest,
+        stoker.api.planner.v1.planner_pb2.ProposeMovesResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.ProposeMovesRequest,
+        stoker.api.planner.v1.planner_pb2.ProposeMovesResponse,
+    ],
+)
+
+_PlannerServiceMoveReplicaType = typing_extensions.TypeVar(
+    '_PlannerServiceMoveReplicaType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.MoveReplicaRequest,
+        stoker.api.planner.v1.planner_pb2.MoveReplicaResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.MoveReplicaRequest,
+        stoker.api.planner.v1.planner_pb2.MoveReplicaResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.MoveReplicaRequest,
+        stoker.api.planner.v1.planner_pb2.MoveReplicaResponse,
+    ],
+)
+
+class PlannerServiceStub(typing.Generic[_PlannerServiceGetPlannerStatusType, _PlannerServiceCapacityType, _PlannerServicePlaceType, _PlannerServiceExplainType, _PlannerServiceWhatIfType, _PlannerServiceValidateType, _PlannerServiceProposeMovesType, _PlannerServiceMoveReplicaType]):
+    """How many GPUs a facility carries, and which ones each replica gets.
+
+    Any planner computes, leading or not; only one computation runs at a time in each (RESOURCE_EXHAUSTED, PLANNER_BUSY).
+    A computation ends with its caller: by the deadline, or by cancelling. Only GetPlannerStatus and MoveReplica need the
+    leader.
+    """
 
     @typing.overload
     def __init__(self: PlannerServiceStub[
         grpc.UnaryUnaryMultiCallable[
             stoker.api.planner.v1.planner_pb2.GetPlannerStatusRequest,
             stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.CapacityRequest,
+            stoker.api.planner.v1.planner_pb2.CapacityResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.PlaceRequest,
+            stoker.api.planner.v1.planner_pb2.PlaceResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.ExplainRequest,
+            stoker.api.planner.v1.planner_pb2.ExplainResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.WhatIfRequest,
+            stoker.api.planner.v1.planner_pb2.WhatIfResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.ValidateRequest,
+            stoker.api.planner.v1.planner_pb2.ValidateResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.ProposeMovesRequest,
+            stoker.api.planner.v1.planner_pb2.ProposeMovesResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.MoveReplicaRequest,
+            stoker.api.planner.v1.planner_pb2.MoveReplicaResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -58,20 +203,104 @@ class PlannerServiceStub(typing.Generic[_PlannerServiceGetPlannerStatusType]):
             stoker.api.planner.v1.planner_pb2.GetPlannerStatusRequest,
             stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.CapacityRequest,
+            stoker.api.planner.v1.planner_pb2.CapacityResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.PlaceRequest,
+            stoker.api.planner.v1.planner_pb2.PlaceResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.ExplainRequest,
+            stoker.api.planner.v1.planner_pb2.ExplainResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.WhatIfRequest,
+            stoker.api.planner.v1.planner_pb2.WhatIfResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.ValidateRequest,
+            stoker.api.planner.v1.planner_pb2.ValidateResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.ProposeMovesRequest,
+            stoker.api.planner.v1.planner_pb2.ProposeMovesResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.MoveReplicaRequest,
+            stoker.api.planner.v1.planner_pb2.MoveReplicaResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetPlannerStatus: _PlannerServiceGetPlannerStatusType
-    """Whether this process leads, and its last plan."""
+    """Whether this process leads, its last plan, and what no longer holds of what stands."""
+
+    Capacity: _PlannerServiceCapacityType
+    """How many racks, nodes and GPUs a facility powers, cools, holds and connects, and what binds."""
+
+    Place: _PlannerServicePlaceType
+    """A placement of deployments on a facility from nothing. Nothing is written."""
+
+    Explain: _PlannerServiceExplainType
+    """Where a replica is and what that loads; or why a deployment lacks replicas."""
+
+    WhatIf: _PlannerServiceWhatIfType
+    """What would be placed, and what not, if the fleet were otherwise. Nothing is written."""
+
+    Validate: _PlannerServiceValidateType
+    """What is wrong with a facility file, what is in it, and what of that which runs it would not allow."""
+
+    ProposeMoves: _PlannerServiceProposeMovesType
+    """Moves that would leave the fleet better placed, each with its gain and what it costs in warm cache. Nothing is
+    written.
+    """
+
+    MoveReplica: _PlannerServiceMoveReplicaType
+    """Moves one replica: its successor is placed there first, then it leaves. One at a time; forgotten with the leader."""
 
 PlannerServiceAsyncStub: typing_extensions.TypeAlias = PlannerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         stoker.api.planner.v1.planner_pb2.GetPlannerStatusRequest,
         stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse,
     ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.CapacityRequest,
+        stoker.api.planner.v1.planner_pb2.CapacityResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.PlaceRequest,
+        stoker.api.planner.v1.planner_pb2.PlaceResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.ExplainRequest,
+        stoker.api.planner.v1.planner_pb2.ExplainResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.WhatIfRequest,
+        stoker.api.planner.v1.planner_pb2.WhatIfResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.ValidateRequest,
+        stoker.api.planner.v1.planner_pb2.ValidateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.ProposeMovesRequest,
+        stoker.api.planner.v1.planner_pb2.ProposeMovesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.MoveReplicaRequest,
+        stoker.api.planner.v1.planner_pb2.MoveReplicaResponse,
+    ],
 ]
 
 class PlannerServiceServicer(metaclass=abc.ABCMeta):
-    """What the planner placed and what it could not."""
+    """How many GPUs a facility carries, and which ones each replica gets.
+
+    Any planner computes, leading or not; only one computation runs at a time in each (RESOURCE_EXHAUSTED, PLANNER_BUSY).
+    A computation ends with its caller: by the deadline, or by cancelling. Only GetPlannerStatus and MoveReplica need the
+    leader.
+    """
 
     @abc.abstractmethod
     def GetPlannerStatus(
@@ -79,6 +308,64 @@ class PlannerServiceServicer(metaclass=abc.ABCMeta):
         request: stoker.api.planner.v1.planner_pb2.GetPlannerStatusRequest,
         context: _ServicerContext,
     ) -> typing.Union[stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse, collections.abc.Awaitable[stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse]]:
-        """Whether this process leads, and its last plan."""
+        """Whether this process leads, its last plan, and what no longer holds of what stands."""
+
+    @abc.abstractmethod
+    def Capacity(
+        self,
+        request: stoker.api.planner.v1.planner_pb2.CapacityRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.planner.v1.planner_pb2.CapacityResponse, collections.abc.Awaitable[stoker.api.planner.v1.planner_pb2.CapacityResponse]]:
+        """How many racks, nodes and GPUs a facility powers, cools, holds and connects, and what binds."""
+
+    @abc.abstractmethod
+    def Place(
+        self,
+        request: stoker.api.planner.v1.planner_pb2.PlaceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.planner.v1.planner_pb2.PlaceResponse, collections.abc.Awaitable[stoker.api.planner.v1.planner_pb2.PlaceResponse]]:
+        """A placement of deployments on a facility from nothing. Nothing is written."""
+
+    @abc.abstractmethod
+    def Explain(
+        self,
+        request: stoker.api.planner.v1.planner_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.planner.v1.planner_pb2.ExplainResponse, collections.abc.Awaitable[stoker.api.planner.v1.planner_pb2.ExplainResponse]]:
+        """Where a replica is and what that loads; or why a deployment lacks replicas."""
+
+    @abc.abstractmethod
+    def WhatIf(
+        self,
+        request: stoker.api.planner.v1.planner_pb2.WhatIfRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.planner.v1.planner_pb2.WhatIfResponse, collections.abc.Awaitable[stoker.api.planner.v1.planner_pb2.WhatIfResponse]]:
+        """What would be placed, and what not, if the fleet were otherwise. Nothing is written."""
+
+    @abc.abstractmethod
+    def Validate(
+        self,
+        request: stoker.api.planner.v1.planner_pb2.ValidateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.planner.v1.planner_pb2.ValidateResponse, collections.abc.Awaitable[stoker.api.planner.v1.planner_pb2.ValidateResponse]]:
+        """What is wrong with a facility file, what is in it, and what of that which runs it would not allow."""
+
+    @abc.abstractmethod
+    def ProposeMoves(
+        self,
+        request: stoker.api.planner.v1.planner_pb2.ProposeMovesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.planner.v1.planner_pb2.ProposeMovesResponse, collections.abc.Awaitable[stoker.api.planner.v1.planner_pb2.ProposeMovesResponse]]:
+        """Moves that would leave the fleet better placed, each with its gain and what it costs in warm cache. Nothing is
+        written.
+        """
+
+    @abc.abstractmethod
+    def MoveReplica(
+        self,
+        request: stoker.api.planner.v1.planner_pb2.MoveReplicaRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.planner.v1.planner_pb2.MoveReplicaResponse, collections.abc.Awaitable[stoker.api.planner.v1.planner_pb2.MoveReplicaResponse]]:
+        """Moves one replica: its successor is placed there first, then it leaves. One at a time; forgotten with the leader."""
 
 def add_PlannerServiceServicer_to_server(servicer: PlannerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

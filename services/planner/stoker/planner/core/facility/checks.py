@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from stoker.planner.core.facility.ranges import natural
 from stoker.planner.core.facility.values import Facility, Node, Rack
 
+DEEPEST_FEED = 20
+"""More feeds one above the other are rather a loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -45,18 +48,16 @@ def _references(facility: Facility) -> Iterator[Fault]:
 
 def _feeds(facility: Facility) -> Iterator[Fault]:
     for feed in facility.feeds.values():
-        seen, at = {feed.name}, feed
-        while at.parent:
-            if at.parent not in facility.feeds:
-                if at is feed:
-                    yield Fault(feed.name, f"parent {feed.parent!r} does not exist; name one under `feeds`")
+        if feed.parent and feed.parent not in facility.feeds:
+            yield Fault(feed.name, f"parent {feed.parent!r} does not exist; name one under `feeds`")
+        at, depth = feed, 0
+        while at.parent in facility.feeds and depth < DEEPEST_FEED:
+            if at.parent == feed.name:
+                yield Fault(feed.name, f"is fed by itself, through {at.name}; a feed tree has a top")
                 break
-            if at.parent in seen:
-                if at.parent == feed.name:
-                    yield Fault(feed.name, f"is fed by itself, through {at.name}; a feed tree has a top")
-                break
-            seen.add(at.parent)
-            at = facility.feeds[at.parent]
+            at, depth = facility.feeds[at.parent], depth + 1
+        if depth == DEEPEST_FEED:
+            yield Fault(feed.name, f"has no top within {DEEPEST_FEED} feeds above it")
 
 
 def _racks(facility: Facility) -> Iterator[Fault]:

@@ -10,7 +10,7 @@ from stoker.planner.core.facility.observed import ObservedNode, recognised
 from stoker.planner.core.facility.ranges import compressed, natural
 from stoker.planner.core.facility.values import Facility, Gpu, Node
 
-_MEMORY_SHARE = 0.1
+_MEMORY_SHARE = 0.08
 """Makers' GB and what a driver reports differ by up to 7 % (10⁹ bytes or 2³⁰); more is another model."""
 
 

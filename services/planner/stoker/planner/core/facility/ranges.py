@@ -33,10 +33,14 @@ def expand(text: str, most: int = MOST_NAMES) -> list[str]:
 def compressed(names: Iterable[str]) -> list[str]:
     """Texts that `expand` to just these names, each once; names that differ in their last number are put together."""
     groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    alone = []
     for name in sorted(set(names), key=natural):
-        *before, number, after = _DIGITS.split(name) if _DIGITS.search(name) else (name, "", "")
-        groups["".join(before), after].append(number)
-    return [_compressed(before, numbers, after) for (before, after), numbers in groups.items()]
+        if _DIGITS.search(name):
+            *before, number, after = _DIGITS.split(name)
+            groups["".join(before), after].append(number)
+        else:
+            alone.append(name)
+    return alone + [_compressed(before, numbers, after) for (before, after), numbers in groups.items()]
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
@@ -103,11 +107,11 @@ def _compressed(before: str, numbers: list[str], after: str) -> str:
     runs: list[list[str]] = []
     for number in numbers:
         run = runs[-1] if runs else None
-        if run and number and len(number) <= 18 and number == _like(run[0], int(run[-1]) + 1):
+        if run and len(number) <= 18 and number == _like(run[0], int(run[-1]) + 1):
             run.append(number)
         else:
             runs.append([number])
-    if numbers == [""] or (len(numbers) == 1):
+    if len(numbers) == 1:
         return f"{before}{numbers[0]}{after}"
     spans = (run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
     return f"{before}[{','.join(spans)}]{after}"

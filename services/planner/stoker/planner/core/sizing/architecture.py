@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 class Format:
     """How numbers are stored, and by which arithmetic they are multiplied.
 
-    `bits` are those of one number, scales and zero points included. `arithmetic` is a key of `GpuType.flops`.
+    `bits` are those of one number, scales and zero points included. `arithmetic` is a key of `GpuType.flops`. `block`
+    rows or columns share a scale and cannot be cut apart.
     """
 
     name: str
     bits: float
     arithmetic: str = "bf16"
+    block: int = 1
 
     @property
     def bytes(self) -> float:
@@ -28,6 +30,8 @@ class Format:
 
 
 BF16 = Format("bf16", 16.0)
+NEAR = 0.03
+"""Share by which what is counted and what files hold may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +241,15 @@ class Model:
     def weight_bytes(self) -> float:
         """Of all parameters, as they are stored; as counted from shapes, not from files."""
         return sum(tensors.bytes for tensors in self._tensors())
+
+    @property
+    def weight_scale(self) -> float:
+        """What the files hold over what was counted, where they nearly agree: it corrects for what the shapes do not
+        show, as scales. Files that differ by more hold something else too, and are not believed."""
+        if self.stored is None:
+            return 1.0
+        scale = self.stored / self.weight_bytes
+        return scale if abs(scale - 1.0) <= NEAR else 1.0
 
     @property
     def experts(self) -> int:

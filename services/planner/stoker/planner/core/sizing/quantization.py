@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.planner.core.sizing.architecture import BF16, Format
@@ -94,7 +94,10 @@ def formats_of(config: Mapping[str, Any], outer: Mapping[str, Any], wrong: Wrong
 
 def _format(method: str, said: Mapping[str, Any], wrong: Wrong) -> Format | None:
     if method in ("fp8", "fbgemm-fp8"):
-        return FP8
+        block = said.get("weight_block_size")
+        size = block[0] if isinstance(block, list) and block else 1
+        whole = isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= 4_096
+        return replace(FP8, block=size) if whole else FP8
     if method == "mxfp4":
         return Format("mxfp4", 4.0 + 8.0 / 32)
     if method in ("awq", "gptq", "awq-marlin", "gptq-marlin", "auto-round"):

@@ -178,7 +178,7 @@ def model_of(config: Mapping[str, Any], *, name: str, kv_dtype: str = "auto", st
         notes.append(f"model_type {kind or '(none)'!r} is not known here: sized by its keys as a plain decoder")
     if keys.mistakes:
         raise Unreadable(keys.mistakes)
-    return Model(
+    model = Model(
         name=name,
         kind=kind,
         width=width,
@@ -192,8 +192,17 @@ def model_of(config: Mapping[str, Any], *, name: str, kv_dtype: str = "auto", st
         beside=beside,
         position_embeddings=context if gpt2 else 0,
         stored=stored,
-        notes=(*notes, *formats.notes),
     )
+    return replace(model, notes=(*notes, *formats.notes, *_disagreement(model)))
+
+
+def _disagreement(model: Model) -> list[str]:
+    if model.stored is None or model.weight_scale != 1.0 or model.stored == model.weight_bytes:
+        return []
+    return [
+        f"the files hold {model.stored / 1e9:,.1f} GB, the config's shapes {model.weight_bytes / 1e9:,.1f} GB; the "
+        "shapes are believed: files may hold what is not loaded, as layers for speculation, or another precision"
+    ]
 
 
 def _refuse_unsupported(keys: _Keys, config: Mapping[str, Any], outer: Mapping[str, Any], kind: str) -> None:

@@ -8,10 +8,11 @@ import pytest
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
+from stoker.control.specs import spec_key
 from stoker.planner.core.loss import Presence
 from stoker.planner.core.retiring import since
 from stoker.planner.core.values import Assignment, Condition, Deployment, Member, Node, Wanted
-from stoker.planner.server import assigned_nodes, problem_of, record_of, retirement_times, spec_key
+from stoker.planner.records import assigned_nodes, problem_of, record_of, retirement_times
 from stoker.registry.client import FleetView
 from stoker.registry.core.records import Kind, Name, Record
 

@@ -1,0 +1,175 @@
+"""`stoker plan capacity`: what a facility can power, cool, hold and connect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+
+from stoker.cli.output import Format, FormatOption, Output, counted, or_dash
+from stoker.cli.plan import drawings
+from stoker.cli.plan.drawings import HtmlOption, SvgOption
+from stoker.common.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from stoker.planner.core.envelope import Capacity
+    from stoker.planner.core.facility.values import Facility
+    from stoker.planner.core.limits import Limit
+    from stoker.planner.drawing.scene import Scene
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command(epilog="Example: stoker plan capacity examples/facilities/rack-15kw.yaml --html racks.html")(capacity)
+
+
+def capacity(
+    facility: Annotated[Path, typer.Argument(metavar="FACILITY", help="Facility file.", show_default=False)],
+    fill: Annotated[
+        str,
+        typer.Option(
+            "--fill", help="Node or rack type to fill it with, in place of what the file says.", show_default=False
+        ),
+    ] = "",
+    svg: SvgOption = None,
+    html: HtmlOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Fill a facility from its envelope down: racks, nodes and GPUs, what binds, and every node type side by side.
+
+    Counts what stands there and what its `fill` and its envelopes have room for, after the loss of a feed where the
+    racks shall survive that.
+    """
+    from stoker.planner import facility_file
+    from stoker.planner.core import envelope
+
+    out = Output(output)
+    given = facility_file.read(facility)
+    if fill and fill not in envelope.candidates(given) and fill not in given.node_types:
+        names = ", ".join(envelope.candidates(given))
+        raise InvalidRequest.field("--fill", f"{fill!r} is no type here; known: {names}")
+    found = envelope.capacity(given, fill)
+    tried = [envelope.capacity(envelope.instead(given), name) for name in envelope.candidates(given)]
+    drawings.write(out, lambda: _scene(given, found), svg, html)
+    value = _json(given, found) | {"what_if": [_row(each) for each in tried]}
+    out.result(value, *_shown(given, found, tried))
+
+
+def _scene(facility: Facility, found: Capacity) -> Scene:
+    from stoker.planner.core.envelope import in_words
+    from stoker.planner.drawing.scene import Scene
+
+    notes = [_headline(facility, found).removeprefix(f"{facility.name}: ")]
+    if found.binding is not None:
+        notes.append(f"binds: {in_words(found.binding, found.fill)}")
+    return Scene.of_capacity(found, facility, tuple(notes))
+
+
+def _json(facility: Facility, found: Capacity) -> dict[str, Any]:
+    return {"facility": facility.name, **_row(found), "limits": [_limit(limit) for limit in found.limits]}
+
+
+def _row(found: Capacity) -> dict[str, Any]:
+    from stoker.planner.core.envelope import in_words
+
+    bound = found.binding
+    types = found.facility.node_types
+    memory = [
+        node_type.gpus * found.facility.gpu_types[node_type.gpu].memory / 1e9
+        for node in found.facility.nodes.values()
+        if (node_type := types[node.type]).gpu in found.facility.gpu_types
+    ]
+    return {
+        "fill": found.fill or None,
+        "racks": found.racks,
+        "rack_kw_total": found.power / 1e3,
+        "nodes": found.nodes,
+        "nodes_added": found.added,
+        "gpus": found.gpus,
+        "gpu_memory_gb": round(sum(memory), 3),
+        "nodes_per_rack": found.nodes_per_rack,
+        "gpus_per_rack": found.gpus_per_rack,
+        "u_used": found.u_used,
+        "binding": bound.kind.value if bound else None,
+        "binding_scope": bound.scope.value if bound else None,
+        "binding_at": bound.at if bound else None,
+        "why": in_words(bound, found.fill) if bound else None,
+        "cost_per_hour": _rounded(found.cost_per_hour),
+        "energy_per_hour": _rounded(found.energy_per_hour),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _limit(limit: Limit) -> dict[str, Any]:
+    from stoker.planner.core.limits import UNITS
+
+    unit, scale = (UNITS[limit.kind], 1) if UNITS[limit.kind] != "W" else ("kW", 1e3)
+    return {
+        "limit": limit.kind.value,
+        "scope": limit.scope.value,
+        "at": limit.at,
+        "unit": unit,
+        "available": round(limit.available / scale, 4),
+        "used": round(limit.used / scale, 4),
+        "left": round(limit.left / scale, 4),
+        "after_loss_of": limit.lost or None,
+        "room_for": limit.allows if limit.each > 0 else None,
+    }
+
+
+def _shown(facility: Facility, found: Capacity, tried: Sequence[Capacity]) -> list[RenderableType]:
+    from stoker.planner.core.envelope import amount
+
+    bound = _row(found)
+    limits = _table("limit", "of", "has", "used", "left", "room for")
+    for limit in found.limits:
+        after = f" after the loss of {limit.lost}" if limit.lost else ""
+        figures = (limit.available, limit.used, limit.left)
+        room = f"{limit.allows:,} more" if limit.each > 0 else None
+        limits.add_row(
+            f"{limit.kind.value}{after}",
+            f"{limit.scope.value} {limit.at}",
+            *(amount(limit.kind, figure) for figure in figures),
+            or_dash(room),
+        )
+    compared = _table(
+        "filled with", "racks", "nodes", "a rack", "GPUs", "GPU memory", "power", "cost/h", "energy/h", "binds"
+    )
+    for each in tried:
+        row = _row(each)
+        compared.add_row(
+            each.fill,
+            f"{each.racks:,}",
+            f"{each.nodes:,}",
+            f"{each.nodes_per_rack:,}",
+            f"{each.gpus:,}",
+            f"{row['gpu_memory_gb'] / 1e3:,.1f} TB",
+            f"{each.power / 1e3:,.1f} kW",
+            or_dash(each.cost_per_hour, "{:,.2f}"),
+            or_dash(each.energy_per_hour, "{:,.2f}"),
+            f"{row['binding']} of the {row['binding_scope']}" if each.binding else "–",
+        )
+    return [_headline(facility, found), *([f"binds: {bound['why']}"] if bound["why"] else []), limits, "", compared]
+
+
+def _headline(facility: Facility, found: Capacity) -> str:
+    return (
+        f"{facility.name}: {counted(found.racks, 'rack')} with {counted(found.nodes, 'node')} and "
+        f"{counted(found.gpus, 'GPU')}; {found.power / 1e3:,.6g} kW at the most"
+        + (f"; {found.added:,} of the nodes are not there yet (filled with {found.fill})" if found.added else "")
+    )
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first)
+    for column in others:
+        table.add_column(column, justify="left" if column in ("of", "binds") else "right")
+    return table

@@ -1,0 +1,41 @@
+"""Machines by the name of a GPU or node type, from a catalogue or a facility."""
+
+from __future__ import annotations
+
+import difflib
+
+from stoker.common.errors import InvalidRequest
+from stoker.planner import catalogue
+from stoker.planner.core.facility.values import Facility, NodeType
+from stoker.planner.core.sizing.machine import Machine
+
+
+def machine_of(facility: Facility, name: str) -> Machine:
+    """The machine of a node type, or of the largest node type that has such a GPU; of several, of one that is named
+    after it.
+
+    Raises InvalidRequest naming what there is.
+    """
+    types = facility.node_types
+    if name in types and types[name].gpu:
+        return _machine(facility, types[name])
+    hosts = [each for each in types.values() if each.gpu == name]
+    if not hosts:
+        known = sorted({each.gpu for each in types.values()} | {n for n, each in types.items() if each.gpu} - {""})
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise InvalidRequest.field("--gpu", f"no GPU or node type {name!r}; {hint}there are {', '.join(known)}")
+    return _machine(facility, min(hosts, key=lambda host: (-host.gpus, not host.name.startswith(name), host.name)))
+
+
+def _machine(facility: Facility, node: NodeType) -> Machine:
+    gpu = facility.gpu_types[node.gpu]
+    return Machine(gpu, node, _domain(facility, node) if gpu.scale_up_bandwidth else 1)
+
+
+def _domain(facility: Facility, node: NodeType) -> int:
+    """GPUs that one NVLink domain has: those of a host, or of all hosts of a rack whose trays form one."""
+    entry = catalogue.file().node_types.get(node.name)
+    if entry is None or entry.scale_up != "rack":
+        return node.gpus
+    return max((rack.nodes.get(node.name, 0) * node.gpus for rack in facility.rack_types.values()), default=node.gpus)

@@ -1,0 +1,107 @@
+"""`stoker plan capacity` as a script sees it, on the examples that are shipped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cli import main
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "facilities"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["stoker", "plan", "capacity", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(monkeypatch, *arguments, "-o", "json") == 0
+    value: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("example", "told"),
+    [
+        ("rack-15kw", {"nodes_per_rack": 3, "u_used": 12, "binding": "power", "gpus": 24}),
+        ("dgx-rack", {"nodes_per_rack": 1, "u_used": 8, "binding": "power", "gpus": 8}),
+        ("nvl72-2mw", {"racks": 16, "rack_kw_total": 1920, "gpus": 1152, "binding": "power"}),
+        ("nvl72-2mw-reserved", {"racks": 15, "rack_kw_total": 1800, "gpus": 1080, "binding": "power"}),
+        ("two-rows", {"racks": 8, "nodes": 32, "nodes_added": 0, "gpus": 256, "binding_at": "row1-r1"}),
+    ],
+)
+def test_the_examples(
+    example: str, told: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = answer(monkeypatch, capsys, str(EXAMPLES / f"{example}.yaml"))
+    assert {key: value[key] for key in told} == told
+
+
+def test_the_keys_stay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    value = answer(monkeypatch, capsys, str(EXAMPLES / "dgx-rack.yaml"))
+    row = {
+        *("fill", "racks", "rack_kw_total", "nodes", "nodes_added", "gpus", "gpu_memory_gb", "nodes_per_rack"),
+        *("gpus_per_rack", "u_used", "binding", "binding_scope", "binding_at", "why", "cost_per_hour"),
+        "energy_per_hour",
+    }
+    assert row | {"facility", "limits", "what_if"} == value.keys()
+    assert all(each.keys() == row for each in value["what_if"])
+    limit = {"limit", "scope", "at", "unit", "available", "used", "left", "after_loss_of", "room_for"}
+    assert all(each.keys() == limit for each in value["limits"])
+    assert "needs 20.4 kW of power and has 15 kW" in value["why"]
+
+
+def test_all_types_are_told_side_by_side(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    value = answer(monkeypatch, capsys, str(EXAMPLES / "nvl72-2mw.yaml"))
+    rows = {row["fill"]: row for row in value["what_if"]}
+    assert {"dgx-h100", "hgx-h200", "dgx-b200", "gb200-nvl72", "mi300x-8"} <= rows.keys()
+    assert rows["gb200-nvl72"]["gpus"] == value["gpus"]
+    assert rows["dgx-h100"]["gpus"] == 8 * (2_000_000 // 10_200)
+
+
+def test_filled_with_something_else(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    value = answer(monkeypatch, capsys, str(EXAMPLES / "rack-15kw.yaml"), "--fill", "dgx-h100")
+    assert (value["fill"], value["nodes_per_rack"]) == ("dgx-h100", 1)
+
+
+def test_people_read_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, str(EXAMPLES / "rack-15kw.yaml")) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "rack-15kw: 1 rack with 3 nodes and 24 GPUs; 15 kW at the most" in shown
+    assert "power after the loss of r1-b rack r1 15 kW 15 kW 0 kW 0 more" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "told"),
+    [
+        ("name: x\nsites: {s: {racks: {r: {fill: dgx-h1000}}}}\n", (), ":2:"),
+        (
+            "name: x\nsites: {s: {racks: {r: {height_u: 42}}}}\n",
+            ("--fill", "hx"),
+            "'hx' is no type here; known: dgx-",
+        ),
+        ("name: x\nsites: {s: {envelopes: {r: {height_u: 42, fill: dgx-h100}}}}\n", (), "nothing ends it"),
+    ],
+)
+def test_mistakes_are_told(
+    text: str,
+    options: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "facility.yaml"
+    file.write_text(text)
+    assert run(monkeypatch, str(file), *options) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert told in captured.err
