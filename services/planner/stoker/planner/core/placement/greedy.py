@@ -145,8 +145,8 @@ class Greedy:
 
     def _next(self, need: Need) -> tuple[Member, ...] | None:
         """As `_scan`, for what talks to nobody: while its fullest rack stays as full, places only get worse."""
-        if self._heaped.get(need.deployment) != self._worst(need):
-            self._heaped[need.deployment] = self._worst(need)
+        if self._heaped.get(need.deployment) != self.state.worst[need.deployment]:
+            self._heaped[need.deployment] = self.state.worst[need.deployment]
             ranked = ((self.rank(cell, need, []), cell.number) for cell in self.shelf.fitting(need))
             self._heaps[need.deployment] = [(rank, number) for rank, number in ranked if rank is not None]
             heapify(self._heaps[need.deployment])
@@ -175,12 +175,8 @@ class Greedy:
             region = self.state.ground.region(node)
             too_many_there = touched["region", region] >= wanted_by_region(need).get(region, 0)
         cost = self.state.ground.gpu_cost(node)
-        worse = touched["rack", cell.rack] >= self._worst(need)
+        worse = touched["rack", cell.rack] >= self.state.worst[need.deployment]
         return bad, over, leaving, too_many_there, worse, broken, cost, left
-
-    def _worst(self, need: Need) -> int:
-        touched = self.state.touched[need.deployment]
-        return max((number for (kind, _), number in touched.items() if kind == "rack"), default=0)
 
     def _best_class(self, cell: Cell, need: Need) -> tuple[int, int, int, str] | None:
         """The node of `cell` that suits best: how badly groups lie, GPUs that break off, GPUs left, its name."""
@@ -198,7 +194,7 @@ class Greedy:
         version, ranked = self._classes.get(key, (-1, []))
         if version == self.shelf.version[cell.number]:
             return ranked
-        size, layout = self.state.largest_member(cell.nodes[0]), self.state.ground.layouts[cell.nodes[0]]
+        size, layout = self.state.largest_member(cell.nodes[0]) or 1, self.state.ground.layouts[cell.nodes[0]]
         ranked = []
         for free, nodes in self.shelf.classes(cell):
             found = choose(layout, free, need.gpus, need.tensor_parallel) if need.gpus else ((), 0)

@@ -8,7 +8,7 @@ from math import floor
 
 from stoker.planner.core.placement.gpus import choose
 from stoker.planner.core.placement.ground import Ground, Key
-from stoker.planner.core.placement.values import Member, Need, Placed, PlacementProblem
+from stoker.planner.core.placement.values import Domain, Member, Need, Placed, PlacementProblem
 
 
 def most_in_one(need: Need, replicas: int) -> int:
@@ -37,6 +37,8 @@ class State:
         self.sent = dict.fromkeys(self.free, 0)
         self.rings = [0] * len(ground.fabric.domains)
         self.touched: defaultdict[str, Counter[Key]] = defaultdict(Counter)
+        self.worst: Counter[str] = Counter()
+        """Of each deployment, the replicas in the rack that has most of them."""
         self.counts: Counter[str] = Counter()
         self.members: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._rates = {need.deployment: _rate(need, problem.needs) for need in problem.needs}
@@ -77,8 +79,17 @@ class State:
         self.counts[placed.deployment] += sign
         for key in self.keys(member.node for member in placed.members):
             self.touched[placed.deployment][key] += sign
+            if key[0] == Domain.RACK.value:
+                self._note_worst(placed.deployment, key, sign)
         if need is not None:
             self._send(need, placed.members, sign)
+
+    def _note_worst(self, deployment: str, key: Key, sign: int) -> None:
+        touched = self.touched[deployment]
+        if sign > 0:
+            self.worst[deployment] = max(self.worst[deployment], touched[key])
+        elif touched[key] + 1 == self.worst[deployment]:
+            self.worst[deployment] = max(n for (kind, _), n in touched.items() if kind == Domain.RACK.value)
 
     def _bits(self, placed: Placed, rank: int) -> int:
         """The units of one member: its GPUs, or for one without any a slot that is remembered."""
