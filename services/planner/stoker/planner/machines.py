@@ -22,7 +22,7 @@ def machine_of(facility: Facility, name: str) -> Machine:
     hosts = [each for each in types.values() if each.gpu == name]
     if not hosts:
         known = sorted({each.gpu for each in types.values()} | {n for n, each in types.items() if each.gpu} - {""})
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         raise InvalidRequest.field("--gpu", f"no GPU or node type {name!r}; {hint}there are {', '.join(known)}")
     return _machine(facility, min(hosts, key=lambda host: (-host.gpus, not host.name.startswith(name), host.name)))

@@ -13,9 +13,10 @@ from rich.table import Table
 from stoker.cli.output import or_dash
 from stoker.planner.checking import Checked
 from stoker.planner.core.sizing import demand
+from stoker.planner.core.sizing.machine import Machine
 from stoker.planner.core.sizing.measured import Used
 from stoker.planner.core.sizing.memory import Engine, Memory
-from stoker.planner.core.sizing.search import Answer, Candidate, Plan, Pool, Sizing
+from stoker.planner.core.sizing.search import Answer, Candidate, Plan, Pool, Sizing, smallest_fitting
 from stoker.planner.core.sizing.workload import Role
 
 _BINDING = {
@@ -164,17 +165,43 @@ class Report:
 
     def _nothing(self) -> str:
         """What would help, where nothing does."""
-        reasons = sorted({each.refused for each in self.answer.candidates if each.refused})
-        fits = [each for each in self.answer.candidates if each.memory and each.memory.fits]
-        if not fits:
-            return (
-                f"answer: the model fits no layout of up to {self.question.limits.gpus} GPUs. Raise --max-gpus, take "
-                "GPUs with more memory, or a quantized model."
+        served = [each.serving for each in self.answer.candidates if each.serving and each.serving.memory.fits]
+        if not served:
+            return "\n".join(
+                [
+                    f"answer: the model fits no layout of up to {self.question.limits.gpus} GPUs.",
+                    *(self._would_fit(machine) for machine in self.question.machines),
+                    "  Or take a quantized model, or GPUs with more memory.",
+                ]
             )
-        shown = "\n".join(f"  {reason}" for reason in reasons[:_MOST_ROWS])
-        return (
-            f"answer: no layout keeps the SLO, with however many replicas. Loosen it, or take faster GPUs:\n{shown}"
+        lines = ["answer: no layout keeps the SLO, with however many replicas."]
+        prefill = min((each for each in served if each.role is not Role.DECODE), key=lambda each: each.first_token_s)
+        decode = min((each for each in served if each.role is not Role.PREFILL), key=lambda each: each.token_s)
+        lines.append(
+            f"  The quickest first token, on an empty replica: {1e3 * prefill.first_token_s:,.0f} ms with "
+            f"{prefill.rates.layout.name} on {prefill.rates.machine.gpu.name}; asked are "
+            f"{1e3 * self.question.slo.ttft_s:,.0f} ms."
         )
+        if self.question.slo.itl_s is not None:
+            lines.append(
+                f"  The quickest token, of a sequence alone: {1e3 * decode.token_s:,.1f} ms with "
+                f"{decode.rates.layout.name} on {decode.rates.machine.gpu.name}; asked are "
+                f"{1e3 * self.question.slo.itl_s:,.1f} ms."
+            )
+        return "\n".join([*lines, "  Loosen what cannot be, raise --max-gpus, or take faster GPUs."])
+
+    def _would_fit(self, machine: Machine) -> str:
+        missing = [
+            (each.memory.missing, each.layout.name)
+            for each in self.answer.candidates
+            if each.machine == machine and each.memory
+        ]
+        least, name = min(missing, default=(0.0, "any layout"))
+        found = smallest_fitting(self.question.model, machine, self.question.engine or Engine.on(machine.gpu))
+        more = (
+            f"{found.name}, {found.gpus} GPUs, would do (--max-gpus {found.gpus})" if found else "no number would do"
+        )
+        return f"  On {machine.gpu.name} {name} lacks least: {least / 1e9:,.1f} GB on each GPU; {more}."
 
 
 def _rank(each: Candidate) -> tuple[bool, float, int]:

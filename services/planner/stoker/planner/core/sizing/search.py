@@ -143,14 +143,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout on one machine in one role: what came of it. `refused` is empty where it does."""
+    """One layout on one machine in one role: what came of it. `refused` is empty where it does; `serving` is None
+    where the model cannot be cut so."""
 
     machine: Machine
     layout: Layout
     role: Role
-    memory: Memory | None = None
+    serving: Serving | None = None
     pool: Pool | None = None
     refused: str = ""
+
+    @property
+    def memory(self) -> Memory | None:
+        """Of one GPU."""
+        return self.serving.memory if self.serving else None
 
 
 @dataclass(frozen=True)
@@ -228,23 +234,24 @@ class Sizing:
         )
 
     def _try(self, machine: Machine, layout: Layout, role: Role) -> Candidate:
-        correction = self._correction(machine)
+        correction = self.corrected(machine.gpu.name)
         why = refusal(self.model, layout) or Rates(self.model, layout, machine, correction).refusal()
         if why:
             return Candidate(machine, layout, role, refused=why)
         serving = self.serving(machine, layout, role, correction)
         if not serving.memory.fits:
             missing = f"does not fit: {serving.memory.missing / 1e9:,.1f} GB too much on each GPU"
-            return Candidate(machine, layout, role, serving.memory, refused=missing)
+            return Candidate(machine, layout, role, serving, refused=missing)
         if why := serving.refusal():
-            return Candidate(machine, layout, role, serving.memory, refused=why)
+            return Candidate(machine, layout, role, serving, refused=why)
         state = serving.least()
         if state is None:
-            return Candidate(machine, layout, role, serving.memory, refused="no number of replicas keeps the SLO")
-        return Candidate(machine, layout, role, serving.memory, Pool(serving, state, *serving.binding(state)))
+            return Candidate(machine, layout, role, serving, refused="no number of replicas keeps the SLO")
+        return Candidate(machine, layout, role, serving, Pool(serving, state, *serving.binding(state)))
 
-    def _correction(self, machine: Machine) -> Correction:
-        return (self.corrections or {}).get(machine.gpu.name, Correction())
+    def corrected(self, gpu: str) -> Correction:
+        """What measurements say of a GPU type; where there are none, that the roofline is right."""
+        return (self.corrections or {}).get(gpu, Correction())
 
     def _with_errors(self, plan: Plan) -> Plan:
         """With the replicas that slower and faster hardware would need."""
@@ -252,7 +259,7 @@ class Sizing:
         for pool in plan.pools:
             counts = []
             for deviations in (-1.0, 1.0):
-                correction = self._correction(pool.machine).slower(deviations)
+                correction = self.corrected(pool.machine.gpu.name).slower(deviations)
                 serving = self.serving(pool.machine, pool.layout, pool.role, correction)
                 state = None if serving.refusal() else serving.least()
                 counts.append(state.replicas if state else None)
@@ -275,6 +282,22 @@ class Sizing:
             plan.pools[0].machine.name,
             plan.name,
         )
+
+
+def smallest_fitting(model: Model, machine: Machine, engine: Engine) -> Layout | None:
+    """The layout with the fewest GPUs that leaves room for KV; None where not even a thousand do."""
+    for gpus in _powers(1_024):
+        fitting = [
+            layout
+            for layout in layouts(model, machine, Limits(gpus))
+            if layout.gpus == gpus
+            and not refusal(model, layout)
+            and not Rates(model, layout, machine).refusal()
+            and memory(model, layout, machine.gpu, engine).fits
+        ]
+        if fitting:
+            return min(fitting)
+    return None
 
 
 def layouts(model: Model, machine: Machine, limits: Limits) -> Iterator[Layout]:

@@ -78,19 +78,24 @@ class Serving:
 
     def refusal(self) -> str | None:
         """Why no number of replicas can keep the SLO; None where some can."""
-        if self.role is not Role.DECODE:
-            alone = [own + self.transfer_s + factors.REQUEST_S for own in self.prefills]
-            hopeless = sum(own >= self.slo.ttft_s for own in alone) / len(alone)
-            if hopeless >= self.may_miss:
-                at = sorted(alone)[min(len(alone) - 1, int((1.0 - self.may_miss) * len(alone)))]
-                return f"prefill alone takes {1e3 * at:,.0f} ms at the percentile asked for"
-        if self.role is not Role.PREFILL and self.slo.itl_s is not None and self._tokens:
-            alone_s = self._step(1.0)
-            if alone_s > self.slo.itl_s:
-                return f"one sequence alone takes {1e3 * alone_s:,.1f} ms a token"
+        if self.role is not Role.DECODE and self.first_token_s >= self.slo.ttft_s:
+            return f"prefill alone takes {1e3 * self.first_token_s:,.0f} ms at the percentile asked for"
+        if self.slo.itl_s is not None and self._tokens and self.token_s > self.slo.itl_s:
+            return f"one sequence alone takes {1e3 * self.token_s:,.1f} ms a token"
         if self.role is not Role.PREFILL and self.room < 1.0:
             return f"not one sequence of {self.workload.length:,} tokens has room in its KV cache"
         return None
+
+    @cached_property
+    def first_token_s(self) -> float:
+        """TTFT on an empty replica, at the percentile asked for."""
+        alone = sorted(own + self.transfer_s + factors.REQUEST_S for own in self.prefills)
+        return alone[max(0, min(len(alone) - 1, math.ceil((1.0 - self.may_miss) * len(alone)) - 1))]
+
+    @cached_property
+    def token_s(self) -> float:
+        """Time of a token where nothing else runs."""
+        return self._step(1.0)
 
     def least(self) -> State | None:
         """The fewest replicas that keep the SLO; None where `MOST` do not."""

@@ -1,0 +1,113 @@
+"""`stoker plan size`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cli import errors, main
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = str(ROOT / "examples" / "models" / "llama-3.1-8b.json")
+ISSUED = ["--isl", "4000", "--osl", "500", "--rps", "20", "--slo-ttft-ms", "500", "--slo-itl-ms", "40"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main._run(["plan", "size", *arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    status, out, err = run(capsys, *arguments, "-o", "json")
+    assert status == errors.OK, err
+    value: dict[str, Any] = json.loads(out)
+    return value
+
+
+def test_json_has_inputs_memory_by_terms_and_what_binds(capsys: pytest.CaptureFixture[str]) -> None:
+    value = as_json(capsys, "--model", MODEL, "--gpu", "h100-sxm", *ISSUED)
+    assert value["model"]["kv_bytes_per_token"] == 131_072
+    assert value["inputs"]["engine_utilization"] == 0.9
+    assert value["gpus"] == sum(pool["gpus"] for pool in value["best"]["pools"])
+    for pool in value["best"]["pools"]:
+        memory = pool["memory"]
+        terms = [
+            "outside_utilization_share", "weights_embeddings", "weights_attention", "weights_feed_forward",
+            "weights_experts", "weights_other", "activation_peak", "cuda_graphs", "non_torch", "kv_cache",
+        ]  # fmt: skip
+        assert sum(memory[f"{term}_bytes"] for term in terms) == pytest.approx(memory["total_bytes"], abs=10)
+        assert pool["binding"]
+        assert pool["replicas_fewest"] <= pool["replicas"] <= pool["replicas_most"]
+    assert value["simulated"] is None
+    assert len(value["considered"]) > 30
+
+
+def test_one_pool_says_its_replicas_at_the_top(capsys: pytest.CaptureFixture[str]) -> None:
+    value = as_json(
+        capsys, "--model", MODEL, "--gpu", "h100-sxm", *ISSUED, "--split", "never", "--tp", "1", "--pp", "1"
+    )
+    assert value["replicas"] == value["best"]["pools"][0]["replicas"] == 7
+    assert value["gpus"] == 7
+    assert [each["layout"] for each in value["considered"]] == ["TP1"]
+
+
+def test_people_see_terms_layouts_and_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "--model", MODEL, "--gpu", "h100-sxm", *ISSUED, "--split", "never")
+    assert status == errors.OK
+    for words in (
+        "outside utilization share",
+        "activation peak",
+        "kv cache",
+        "layouts",
+        "answer: 7 × TP1",
+        "binding",
+    ):
+        assert words in out
+
+
+def test_what_fits_nowhere_says_by_how_much_and_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    big = str(ROOT / "examples" / "models" / "llama-3.1-405b.json")
+    status, out, _ = run(capsys, "--model", big, "--gpu", "h100-sxm", *ISSUED, "--max-gpus", "8")
+    assert status == errors.FAILED
+    assert "fits no layout of up to 8 GPUs" in out
+    assert "16 GPUs, would do" in out
+
+
+def test_an_slo_that_cannot_be_kept_says_what_could(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--isl", "4000", "--osl", "500", "--rps", "1", "--slo-ttft-ms", "10", "--slo-itl-ms", "1"]
+    status, out, _ = run(capsys, "--model", MODEL, "--gpu", "h100-sxm", *arguments)
+    assert status == errors.FAILED
+    assert "The quickest first token" in out
+    assert "The quickest token" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "nowhere.json", "--gpu", "h100-sxm"], "cannot read nowhere.json"),
+        (["--model", MODEL, "--gpu", "h10"], "no GPU or node type 'h10'; did you mean"),
+        (["--model", MODEL, "--gpu", "h100-sxm", "--objective", "cost"], "knows no prices"),
+        (["--model", MODEL, "--gpu", "h100-sxm", "--kv-dtype", "int3"], "'int3' is none of auto"),
+        (["--model", MODEL, "--gpu", "h100-sxm", "--profile", "nowhere.csv"], "cannot read nowhere.csv"),
+    ],
+)
+def test_bad_input_is_named(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    status, _, err = run(capsys, *arguments, *ISSUED)
+    assert status == errors.USAGE
+    assert said in " ".join(err.split())
+
+
+def test_a_profile_moves_the_answer_and_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    profile = tmp_path / "mine.csv"
+    profile.write_text(
+        "gpu,kind,seconds,tp,sequences,context\nh100-sxm,decode,0.016,1,1,1000\nh100-sxm,decode,0.04,1,64,2000\n"
+    )
+    arguments = ["--model", MODEL, "--gpu", "h100-sxm", *ISSUED, "--split", "never", "--tp", "1", "--pp", "1"]
+    value = as_json(capsys, *arguments, "--profile", str(profile))
+    assert value["measured"]["h100-sxm"]["taken"] == 2
+    assert value["measured"]["h100-sxm"]["decode"] > 1.3
+    assert value["replicas"] > 7
