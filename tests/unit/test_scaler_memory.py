@@ -270,3 +270,12 @@ def test_the_largest_record_is_one_that_the_registry_takes() -> None:
         memory.want(Wanted(float(number), 1.0))
     record = record_of("d" * 63, memory, [Start(1.0, True)] * 64, 9_000.0, 1.7e9)
     assert record.ByteSize() <= 64 * 1024
+
+
+def test_steps_beyond_all_measure_are_not_learnt_from() -> None:
+    steps = DecodeSteps()
+    for sequences, step_s in ((1e308, 1.0), (4.0, 1e308), (float("nan"), 1.0), (0.0, 1.0), (1.0, float("inf"))):
+        steps.add(sequences, step_s)
+    assert steps.fit() is None
+    steps.add(4.0, 0.02)
+    assert steps.fit() == (0.01, 0.0025)

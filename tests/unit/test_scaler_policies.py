@@ -249,3 +249,26 @@ def test_the_first_replica_after_none_is_sized_by_the_hit_rate_of_earlier() -> N
     asleep = History(samples((20.0, held)), capacity=CAPACITY)
     assert policies.need(SLO, asleep, 0.0).replicas is None
     assert of(policies.need(SLO, replace(asleep, minutes=[Minute(0.0, 1.0, 2_000.0, 100.0, 0.5)]), 0.0)) > 0.0
+
+
+@pytest.mark.parametrize("kind", [Kind.SLO, Kind.FORECAST])
+@pytest.mark.parametrize("arrivals", [2.2e-309, 1e300])
+def test_a_demand_beyond_all_measure_holds_one_count_and_ends_no_round(kind: Kind, arrivals: float) -> None:
+    samples = [
+        Sample(
+            at,
+            ready=1,
+            running=0.0,
+            waiting=0.0,
+            queued=0.0,
+            arrivals_per_s=arrivals,
+            prefill_tokens_per_s=arrivals,
+            decode_tokens_per_s=1.0,
+            hit_rate=0.0,
+        )
+        for at in (98.0, 100.0)
+    ]
+    need = policies.need(Policy(kind), History(samples, capacity=Capacity(10_000.0, 0.02, 0.0)), 100.0)
+    assert need.replicas is None or 0.0 <= need.replicas < float("inf")
+    if arrivals < 1.0:
+        assert (need.replicas, need.reason) == (None, Reason.UNKNOWN)

@@ -74,7 +74,7 @@ class Watching:
                 self._observer.gone(event.router_id, now)
             case DemandSeen():
                 asked = [asked_of(demand) for demand in event.demand]
-                self._observer.demand(event.router_id, event.began_ns, asked, now - event.age_s)
+                self._observer.demand(event.router_id, event.began_ns, asked, now - max(0.0, event.age_s))
             case DispatchesSeen():
                 self.caches.dispatched(event.dispatches, now)
             case DigestChanged():

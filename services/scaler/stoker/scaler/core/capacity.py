@@ -21,6 +21,8 @@ _LONGEST_S = 10.0
 _MOST_PREFILL = 0.8
 """With more of a replica's time spent on prefill its steps tell little."""
 _LEAST_TOKENS = 8.0
+_MOST_SEQUENCES, _LONGEST_STEP_S, _MOST_TOKENS_PER_S = 1e6, 3_600.0, 1e9
+"""What is beyond these was not measured."""
 
 
 class DecodeSteps:
@@ -36,7 +38,7 @@ class DecodeSteps:
 
     def add(self, sequences: float, step_s: float) -> None:
         """A mean step time at a mean batch size."""
-        if not (math.isfinite(sequences) and math.isfinite(step_s)) or sequences <= 0.0 or step_s <= 0.0:
+        if not (0.0 < sequences <= _MOST_SEQUENCES and 0.0 < step_s <= _LONGEST_STEP_S):  # nor is NaN
             return
         band = round(_BANDS_AN_OCTAVE * math.log2(sequences))
         if band in self._bands or len(self._bands) < _MOST_BANDS:
@@ -85,7 +87,7 @@ class Measured:
 
     def prefill(self, rates: Iterable[float]) -> None:
         """Measured prefill rates of the ready replicas, tokens/s."""
-        if known := [rate for rate in rates if rate > 0.0]:
+        if known := [rate for rate in rates if 0.0 < rate <= _MOST_TOKENS_PER_S]:
             self._prefill = median(known)
 
     def prefilling(self, growth: Growth) -> None:
@@ -93,7 +95,7 @@ class Measured:
         short ones are mostly overhead, so that this falls short of the rate; it serves where agents measure none, as
         with prompts that are all short."""
         prompt, seconds = growth.counts.get("prompt_tokens"), growth.counts.get("prefill_sum_s")
-        if prompt is not None and seconds:
+        if prompt is not None and seconds and 0.0 <= prompt <= seconds * _MOST_TOKENS_PER_S:
             self._prefills.append((max(0.0, prompt - growth.counts.get("cached_tokens", 0.0)), seconds))
 
     def decoding(self, growth: Growth) -> None:

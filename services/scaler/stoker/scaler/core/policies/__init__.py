@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from stoker.scaler.core.policies import concurrency, forecast, saturation, slo
 from stoker.scaler.core.policy import Kind, Policy
 from stoker.scaler.core.signals import History
@@ -25,4 +27,13 @@ def need(policy: Policy, history: History, now: float) -> Need:
     age_s = now - history.samples[-1].at
     if age_s > policy.fresh_s:
         return Need(None, Reason.STALE, {"age_s": age_s, "fresh_s": policy.fresh_s})
-    return _NEEDS[policy.kind](policy, history, now)
+    try:
+        found = _NEEDS[policy.kind](policy, history, now)
+    except (
+        ArithmeticError,
+        ValueError,
+    ):  # figures beyond all measure must not cost the other deployments their round
+        return Need(None, Reason.UNKNOWN, {"computable": 0.0})
+    if found.replicas is None or 0.0 <= found.replicas < math.inf:
+        return found
+    return Need(None, Reason.UNKNOWN, {**found.numbers, "computable": 0.0})
