@@ -54,6 +54,7 @@ def test_validate_says_what_is_in_a_file(stoker: Stoker) -> None:
         "cables": 512,
         "supply_kw": 600.0,
         "nodes_max_kw": 326.4,
+        "doubts": [],
     }
 
 

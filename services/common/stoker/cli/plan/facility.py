@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from stoker.cli.addresses import Addresses, RegistryOption, secured
 from stoker.cli.fleet import Fleet, Registries
@@ -58,16 +59,19 @@ def validate(
     ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Read a facility file and say what is in it, or every mistake with its line."""
+    """Read a facility file and say what is in it and what is doubtful, or every mistake with its line."""
     from stoker.planner import facility_file  # slow to import, as all that reads files
+    from stoker.planner.core.doubts import doubts
 
     out = Output(output)
-    value = _counts(facility_file.read(facility))
+    read = facility_file.read(facility)
     if whole:
         text = facility_file.whole(facility)
         out.result({"text": text}, Verbatim(text.rstrip("\n")))
         return
-    out.result(value, f"{facility} is a facility.", _pairs(value))
+    counts, doubtful = _counts(read), doubts(read)
+    shown = [Text(f"doubtful: {each}", style="yellow") for each in doubtful]
+    out.result(counts | {"doubts": doubtful}, f"{facility} is a facility.", _pairs(counts), *shown)
 
 
 def schema() -> None:
