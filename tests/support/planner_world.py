@@ -212,28 +212,59 @@ def _check_places(problem: Problem, after: Mapping[str, Assignment]) -> None:
     """Power with all feeds and without those of any one source, groups and their GPUs, spread: of all that is new."""
     assert problem.ground is not None
     deployments = {deployment.name: deployment for deployment in problem.deployments}
-    standing = {assignment.replica: assignment for assignment in problem.assignments}
-    draining = {node.id for node in problem.nodes if node.draining}
+    standing = {assignment.replica for assignment in problem.assignments}
     placed: dict[str, Placed] = {}
     for replica, a in after.items():
-        deployment = deployments.get(a.deployment)
-        old = replica in standing
-        leaves = a.wanted is not Wanted.RUN or deployment is None or (old and a.spec != deployment.spec)
-        leaves |= old and bool({member.node for member in a.members} & (draining | problem.lost))
-        leaves |= old and (replica in problem.moves or not _stands(problem, a))
+        leaves = a.deployment in deployments and _leaves(problem, a, new=replica not in standing)
         members = tuple(PlacedMember(member.node, member.gpus) for member in a.members)
-        placed[replica] = Placed(replica, "leaving" if leaves else a.deployment, members)
+        placed[replica] = Placed(replica, f"{a.deployment} leaving" if leaves else a.deployment, members)
     counts = Counter(each.deployment for each in placed.values())
-    needs = [_need(deployment, counts[name], problem) for name, deployment in deployments.items()]
+    needs = [
+        _need(deployment, counts[f"{name}{tail}"], problem, tail)
+        for name, deployment in deployments.items()
+        for tail in ("", " leaving")
+    ]
     asked = PlacementProblem(
         problem.ground.facility,
-        needs=(*needs, Need("leaving", counts["leaving"], spread_over=frozenset())),
+        needs=tuple(replace(need, spread_over=frozenset()) for need in needs),
         standing=tuple(placed[replica] for replica in after if replica in standing),
         slots={node.id: node.cpu_slots for node in problem.nodes},
         engines={node.id: node.engines for node in problem.nodes},
     )
     wrong = [fault for fault in faults(asked, tuple(placed.values())) if " slots of " not in fault]
     assert not wrong, wrong
+    for need in needs:
+        _check_spread(problem, replace(asked, needs=(need,)), placed, after)
+
+
+def _check_spread(
+    problem: Problem, asked: PlacementProblem, placed: Mapping[str, Placed], after: Mapping[str, Assignment]
+) -> None:
+    """With all that run, or with all but one with another specification, which makes room for its successor."""
+    (need,) = asked.needs
+    mine = {name: each for name, each in placed.items() if each.deployment == need.deployment}
+    specs = {deployment.name: deployment.spec for deployment in problem.deployments}
+    outdated = [name for name in mine if after[name].spec != specs.get(need.deployment)]
+    wrong: list[str] = []
+    for but in ("", *outdated):
+        kept = tuple(each for name, each in mine.items() if name != but)
+        stood = tuple(each for each in asked.standing if each.replica != but)
+        tried = replace(asked, standing=stood, needs=(replace(need, replicas=len(kept)),))
+        wrong = [fault for fault in faults(tried, kept) if " end with " in fault]
+        if not wrong:
+            return
+    raise AssertionError(wrong)
+
+
+def _leaves(problem: Problem, assignment: Assignment, *, new: bool) -> bool:
+    """Whether it is about to give up its place, so that a successor need not count it."""
+    if assignment.wanted is not Wanted.RUN:
+        return True
+    if new:
+        return False
+    away = {node.id for node in problem.nodes if node.draining} | problem.lost
+    moves = assignment.replica in problem.moves or bool({member.node for member in assignment.members} & away)
+    return moves or not _stands(problem, assignment)
 
 
 def _stands(problem: Problem, assignment: Assignment) -> bool:
@@ -244,18 +275,20 @@ def _stands(problem: Problem, assignment: Assignment) -> bool:
     )
 
 
-def _need(deployment: Deployment, replicas: int, problem: Problem) -> Need:
+def _need(deployment: Deployment, replicas: int, problem: Problem, tail: str) -> Need:
     assert problem.ground is not None
     facility, wishes = problem.ground.facility, deployment.wishes
     spread = wishes.spread_over
-    if spread is None:
+    if tail:
+        spread = frozenset()
+    elif spread is None:
         # By default over racks; all of these tests' racks have two sources, and survive the loss of one.
         shut = {node.id for node in problem.nodes if node.draining} | problem.settling | problem.unlisted
         usable = {node.id for node in problem.nodes} - shut
         several = len({node.rack for node in facility.nodes.values() if node.name in usable}) > 1
         spread = frozenset({Domain.RACK}) if problem.applied and several else frozenset()
     return Need(
-        deployment.name,
+        deployment.name + tail,
         replicas,
         gpus=deployment.gpus_per_node,
         members=deployment.gang_size,

@@ -85,7 +85,8 @@ def what_if(problem: Problem, request: planner_pb2.WhatIfRequest, task: Task) ->
     for node in sorted(set(request.without_nodes) - surface.facility.nodes.keys()):
         raise InvalidRequest.field("without_nodes", f"{node!r} is no node of the facility")
     more = [deployment_of(spec) for spec in _checked(request.deployments)]
-    changed = replace(problem, deployments=[*problem.deployments, *more])
+    there = [node for node in problem.nodes if node.id not in lost]
+    changed = replace(problem, deployments=[*problem.deployments, *more], nodes=there)
     counts = {**dict(request.replicas), **{spec.name: spec.replicas for spec in request.deployments}}
     for name in sorted(counts.keys() - {d.name for d in changed.deployments}):
         raise InvalidRequest.field("replicas", f"{name!r} is no deployment")

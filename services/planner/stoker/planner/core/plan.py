@@ -80,7 +80,7 @@ class _Round:
             if deployment.name in self._problem.desired
         ]
         remaining = [(d, want, self._let_leave(d, want)) for d, want in decided]
-        self._leavers = {r.id for _, _, running in remaining for r in running if not r.stays}
+        self._leavers = {r.id for _, _, running in remaining for r in running if r.displaced or r.lost or r.doubled}
         self._fill(remaining)
         self._renew(remaining)
         self._drain_retired(known)
@@ -195,7 +195,10 @@ class _Round:
                 short[deployment.name] = max(0, rollout.surge(running) - excess)
         for name in self._move(remaining):
             short[name] = max(0, short.get(name, 0) - 1)
-        found = self._search(short)
+        nexts = {
+            runner.id for d, _, running in remaining if short.get(d.name) for runner in rollout.next_outdated(running)
+        }
+        found = self._search(short, leaving=nexts)
         blocked = []
         for deployment, want, running in remaining:
             left = short.get(deployment.name, 0)
@@ -244,10 +247,14 @@ class _Round:
     # --- placing and noting ---
 
     def _search(
-        self, wanted: Mapping[str, int], but: Collection[str] = (), only: Collection[str] | None = None
+        self,
+        wanted: Mapping[str, int],
+        but: Collection[str] = (),
+        leaving: Collection[str] = (),
+        only: Collection[str] | None = None,
     ) -> Found:
         """Places for `wanted` more of each deployment while all stands that does, but for those named in `but`; on
-        nodes in `only`, or on any."""
+        nodes in `only`, or on any. Those in `leaving` leave too."""
         wanted = {name: number for name, number in wanted.items() if number > 0}
         if not wanted:
             return Found()
@@ -260,7 +267,7 @@ class _Round:
             self._problem,
             wanted,
             standing,
-            self._leavers,
+            self._leavers.union(leaving),
             only=only,
             search_s=limits.search_s,
             search_least=limits.search_least,

@@ -128,6 +128,12 @@ def surge(running: Sequence[Runner]) -> int:
     return _Tally.of(running).surge
 
 
+def next_outdated(running: Sequence[Runner]) -> list[Runner]:
+    """The one that leaves first for a new specification, once its successor serves: its place need not be counted."""
+    able = [runner for runner in running if runner.outdated and not (runner.displaced or runner.lost or runner.late)]
+    return sorted(able, key=lambda runner: (runner.ready, -ordinal(runner.id)))[:1]
+
+
 def leavers(running: Sequence[Runner], want: int, victims: Sequence[str]) -> list[tuple[Runner, str]]:
     """Those that leave now, each with a reason. Of ready ones never so many that fewer than `want` stay ready,
     unless there are more replicas than the count and its surge allow.
