@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 import pytest
 
-from stoker.api.common.v1 import common_pb2
+from stoker.api.common.v1 import common_pb2, placement_pb2
 from stoker.api.planner.v1 import planner_pb2, planner_pb2_grpc
 from stoker.api.registry.v1 import records_pb2
 from stoker.common import rpc
@@ -251,3 +251,28 @@ async def test_a_replica_is_moved_as_asked_and_otherwise_told_why_not(fleet: Fle
         assert refused.value.reason == "MOVE_REFUSED"
         assert "at most 1 of 2" in refused.value.message
         assert fleet.where()["chat-1"] == "n3"
+
+
+async def test_moves_are_proposed_only_for_a_gain_and_can_be_made(fleet: Fleet) -> None:
+    await fleet.host("n1", "n2")
+    await fleet.client.put_facility(hall({"r1": "n[1-2]"}))
+    async with fleet.planner() as planner:
+        # Two single GPUs on either host: no room for one that asks for all four of a host.
+        wide = placement_pb2.PlacementPolicy(
+            spread=placement_pb2.PlacementSpread(domains=[placement_pb2.FAILURE_DOMAIN_NODE])
+        )
+        await fleet.want("chat", 2, gpus_per_node=1, placement=wide)
+        await eventually(lambda: fleet.ready(2))
+        assert set(fleet.where().values()) == {"n1", "n2"}
+        await fleet.want("chat", 2, gpus_per_node=1)
+        await fleet.want("big", 1, gpus_per_node=4)
+        request = planner_pb2.ProposeMovesRequest(time_limit_s=3)
+        found = await ask(planner, lambda s: s.ProposeMoves(request, timeout=20))
+        assert found.placed_more == 1
+        (move,) = found.moves
+        made = planner_pb2.MoveReplicaRequest(replica_id=move.replica_id, members=move.to_members)
+        await ask(planner, lambda s: s.MoveReplica(made, timeout=20))
+        await eventually(lambda: fleet.ready(3) and len(fleet.where("big")) == 1)
+        assert len(set(fleet.where().values())) == 1
+        again = await ask(planner, lambda s: s.ProposeMoves(request, timeout=20))
+        assert not again.moves

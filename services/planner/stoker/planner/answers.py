@@ -163,9 +163,8 @@ def validate(text: str, problem: Problem) -> planner_pb2.ValidateResponse:
 
 def propose(problem: Problem, most: int, task: Task, warm: Mapping[str, float]) -> planner_pb2.ProposeMovesResponse:
     """Moves that would leave the fleet better placed; `warm` is what each replica holds in its cache, in tokens."""
-    proposal = moving.propose(
-        problem, ground_of(problem), time_limit_s=task.limit_s, most=most, counts=_desired(problem)
-    )
+    surface, counts = ground_of(problem), _desired(problem)
+    proposal = moving.propose(problem, surface, counts=counts, time_limit_s=task.limit_s, most=most, clock=task.clock)
     response = planner_pb2.ProposeMovesResponse(
         scores_now=_scores(proposal.before), scores=_scores(proposal.after), placed_more=proposal.placed_more
     )
@@ -201,7 +200,8 @@ def _desired(problem: Problem) -> dict[str, int]:
 def _placed(asked: PlacementProblem, surface: Ground, task: Task, time_limit_s: float) -> Placement:
     if time_limit_s <= 0:
         return placement.greedy(asked, ground=surface)
-    return placement.place(asked, time_limit_s=min(time_limit_s, task.limit_s), ground=surface)
+    limit_s = min(time_limit_s, task.limit_s)
+    return placement.place(asked, time_limit_s=limit_s, ground=surface, clock=task.clock)
 
 
 def _checked(specs: Sequence[common_pb2.DeploymentSpec]) -> Sequence[common_pb2.DeploymentSpec]:

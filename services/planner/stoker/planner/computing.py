@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,6 +24,10 @@ class Task:
 
     limit_s: float
     stop: threading.Event
+
+    def clock(self) -> float:
+        """Monotonic seconds; for ever gone by once nobody waits any more, so that whoever looks at it ends."""
+        return math.inf if self.stop.is_set() else time.monotonic()
 
 
 class Computing:

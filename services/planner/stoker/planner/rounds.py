@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
@@ -149,7 +150,7 @@ class PlannerRound:
         problem = await self._on_ground(view, problem)
         # In a thread: a large plan must not keep this process from renewing its leadership.
         with metrics.SEARCH_SECONDS.time():
-            drawn = await asyncio.to_thread(plan, problem, self._limits_for(problem))
+            drawn = await asyncio.to_thread(plan, problem, self._limits_for(problem), time.monotonic)
         self._note(drawn)
         puts = [
             record_of(

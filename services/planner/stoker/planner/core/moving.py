@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from stoker.planner.core import placement, siting
 from stoker.planner.core.placement import Goal, Member, Placed, PlacementProblem, Score
 from stoker.planner.core.placement.ground import Ground, natural
+from stoker.planner.core.siting import Clock
 from stoker.planner.core.values import Condition, Problem, Wanted
 
 
@@ -32,14 +33,20 @@ class Proposal:
 
 
 def propose(
-    problem: Problem, surface: Ground, *, counts: Mapping[str, int], time_limit_s: float, most: int
+    problem: Problem,
+    surface: Ground,
+    *,
+    counts: Mapping[str, int],
+    time_limit_s: float,
+    most: int,
+    clock: Clock | None = None,
 ) -> Proposal:
     """Moves worth making, at most `most`; none where they gain nothing. A replica moves only if it serves, and its
     deployment has as many ready ones as are desired: its successor is placed before it leaves."""
     asked = siting.whole(problem, surface, counts)
     now = placement.greedy(asked, ground=surface)
     free = replace(asked, movable=_movable(problem, counts))
-    better = placement.place(free, time_limit_s=time_limit_s, ground=surface)
+    better = placement.place(free, time_limit_s=time_limit_s, ground=surface, clock=clock)
     if not _gains(now.scores, better.scores):
         return Proposal(before=now.scores, after=now.scores)
     moves = _in_order(asked, {each.replica: each for each in better.placed}, better.moved)[:most]

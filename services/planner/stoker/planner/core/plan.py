@@ -11,7 +11,7 @@ from itertools import chain, count
 from stoker.planner.core import placing, retiring, rollout, siting
 from stoker.planner.core.capacity import Capacity
 from stoker.planner.core.rollout import Runner
-from stoker.planner.core.siting import Found
+from stoker.planner.core.siting import Clock, Found
 from stoker.planner.core.values import (
     Assignment,
     Condition,
@@ -32,7 +32,7 @@ _Remaining = tuple[Deployment, Desired, list[Runner]]
 """A deployment, what is desired of it, and what goes on running."""
 
 
-def plan(problem: Problem, limits: Limits = _DEFAULTS) -> Plan:
+def plan(problem: Problem, limits: Limits = _DEFAULTS, clock: Clock | None = None) -> Plan:
     """The changes that bring the assignments nearer to what is desired.
 
     What ended is deleted; then each deployment's surplus leaves; then what is missing is placed, the largest
@@ -42,17 +42,18 @@ def plan(problem: Problem, limits: Limits = _DEFAULTS) -> Plan:
     What leaves drains; before that it retires, where the scaler named what is to be computed on others first. What
     retires is called back when it is wanted again, what drains is not.
 
-    A deployment without a desired count is not touched: unknown is not zero.
+    A deployment without a desired count is not touched: unknown is not zero. `clock` gives monotonic seconds, for
+    who needs the limit of the search kept.
     """
-    return _Round(problem, limits).run()
+    return _Round(problem, limits, clock).run()
 
 
 class _Round:
     """The plan as it is drawn up."""
 
-    def __init__(self, problem: Problem, limits: Limits) -> None:
+    def __init__(self, problem: Problem, limits: Limits, clock: Clock | None) -> None:
         self._problem = problem
-        self._limits = limits
+        self._limits, self._clock = limits, clock
         self._nodes = placing.in_order(problem.nodes)
         self._standing = {assignment.replica: assignment for assignment in problem.assignments}
         self._by_deployment: defaultdict[str, list[Assignment]] = defaultdict(list)
@@ -271,6 +272,7 @@ class _Round:
             only=only,
             search_s=limits.search_s,
             search_least=limits.search_least,
+            clock=self._clock,
         )
 
     @cached_property

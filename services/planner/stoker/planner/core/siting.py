@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stoker.planner.core import placement
@@ -14,6 +14,8 @@ from stoker.planner.core.placement.ground import Ground, ground, natural
 from stoker.planner.core.units import Bytes, BytesPerSecond
 from stoker.planner.core.values import Assignment, Deployment, Member, Node, Problem, Wanted
 
+Clock = Callable[[], float]
+"""Monotonic seconds."""
 _LEAVING = " (leaving)"
 """Behind a deployment's name: its replicas that hold GPUs, power and cables, and are not counted as its own."""
 
@@ -63,6 +65,7 @@ def search(
     only: Collection[str] | None = None,
     search_s: float = 0.0,
     search_least: int = 1,
+    clock: Clock | None = None,
 ) -> Found:
     """Places for `wanted` more replicas of each deployment beside those that are `standing`, which do not move. Those
     in `leaving` hold what they have and count as nobody's. With `only`, on these nodes alone. A batch of
@@ -74,7 +77,7 @@ def search(
         asked = replace(asked, closed=asked.closed | (surface.facility.nodes.keys() - set(only)))
     batch = sum(wanted.get(need.deployment, 0) for need in asked.needs if need.gpus)
     if search_s > 0 and batch >= search_least:
-        made = placement.place(asked, time_limit_s=search_s, ground=surface)
+        made = placement.place(asked, time_limit_s=search_s, ground=surface, clock=clock)
     else:
         made = placement.greedy(asked, ground=surface)
     places: defaultdict[str, list[tuple[Member, ...]]] = defaultdict(list)
