@@ -20,8 +20,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.front import Point, drawn
+from stoker.bench.published import mooncake_prompts
 from stoker.bench.replay import Delays, Hardware, Job, Outcome, pooled_hit_rate, replay
-from stoker.bench.traces import common_prefix_trace, mooncake_trace
+from stoker.bench.traces import common_prefix_trace
 from stoker.router.core import RoutingConfig
 
 REPLICAS = 7
@@ -46,7 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.generated and options.trace is None:
         parser.error("name a trace, or use --generated")
-    jobs = common_prefix_trace(options.seed) if options.generated else mooncake_trace(options.trace)
+    jobs = common_prefix_trace(options.seed) if options.generated else mooncake_prompts(options.trace)
     rows = front(jobs, options) if options.front else compare(jobs, options)
     if options.front and options.svg is not None:
         options.svg.write_text(drawn(points(rows)))

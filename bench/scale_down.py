@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.scale_down_world import AFTER_S, GOING, REPLICAS, Measured, Pair, World
+from stoker.bench.published import mooncake_prompts
 from stoker.bench.replicas import Hardware
-from stoker.bench.traces import mooncake_trace, tenants_trace
+from stoker.bench.traces import tenants_trace
 
 _AT_ONCE = 2
 
@@ -185,7 +186,7 @@ def main() -> None:
     args = parser.parse_args()
     moments: dict[str, Moment] = {}
     if args.kind == "mooncake":
-        jobs = mooncake_trace(args.trace)
+        jobs = mooncake_prompts(args.trace)
         world, first, last = World(jobs, Hardware()), 150.0, jobs[-1].at - AFTER_S
         for number in range(args.starts):
             world.reach(first + (last - first) * number / max(1, args.starts - 1))

@@ -21,6 +21,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+from stoker.bench.published import azure, mooncake
 from stoker.bench.replicas import Job
 from stoker.router.core import RoutingConfig
 from stoker.simulate import loads
@@ -29,7 +30,7 @@ from stoker.simulate.ledger import Ledger
 from stoker.simulate.policies import parsed
 from stoker.simulate.run import simulate
 from stoker.simulate.settings import Objective, Settings, Starting
-from stoker.simulate.traffic import Scale, azure, mooncake, scaled
+from stoker.simulate.traffic import Scale, scaled
 
 OURS = ("slo", "forecast")
 # Knative's pace: any number up at once, down to no less than half at once, no cooldown, no margin.

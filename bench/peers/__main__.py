@@ -65,6 +65,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     group = parser.add_argument_group("speed")
     add = group.add_argument
     add("--prompt-bytes", type=int, action="append", help="once per size; default: 2000 and 100000")
+    add("--workers", type=int, default=1, help="a second row behind Envoy, with so many processes of the router")
     add("--fresh", action="store_true", help="no prompt comes twice; default: each was asked once before")
     add("--seconds", type=float, default=3.0, help="length of a reading at 64 clients; half of it at one")
     asked = parser.parse_args(argv)
@@ -125,13 +126,15 @@ class Run:
             runners.append(
                 speed.Runner("stoker", await stack.enter_async_context(speed.stoker(backends, self._site)))
             )
-            try:
-                carried = await stack.enter_async_context(
-                    speed.stoker_by_envoy(backends, self._site, await self._envoy())
-                )
-                runners.append(speed.Runner("stoker + envoy", carried, note="Envoy carries the tokens"))
-            except NotRunnable as error:
-                self.report.not_run["stoker + envoy"] = str(error)
+            for workers in dict.fromkeys((1, asked.workers)):
+                name = "stoker + envoy" if workers == 1 else f"stoker × {workers} + envoy"
+                try:
+                    carried = await stack.enter_async_context(
+                        speed.stoker_by_envoy(backends, self._site, await self._envoy(), workers)
+                    )
+                    runners.append(speed.Runner(name, carried, note="Envoy carries the tokens"))
+                except NotRunnable as error:
+                    self.report.not_run[name] = str(error)
             relays = [peer for peer in self._peers if peer.relays]
             runners += [speed.Runner(p.name, url) for p, url in await self._started(relays, backends, stack)]
             for peer in self._peers:

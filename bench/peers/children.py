@@ -85,6 +85,18 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
+async def until_it_says(process: asyncio.subprocess.Process, log: Path, word: str, *, within_s: float = 60.0) -> None:
+    """Wait for a word in its log. Raises NotRunnable with what it last said."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while process.returncode is None:
+                if any(word in line for line in last_lines(log, 100)):
+                    return
+                await asyncio.sleep(0.2)
+    end = " / ".join(line.strip() for line in last_lines(log, 3) if line.strip())
+    raise NotRunnable(f"did not serve within {within_s:g} s, or ended: {end[-300:]}")
+
+
 async def until_it_answers(process: asyncio.subprocess.Process, log: Path, url: str, model: str) -> None:
     """Send the smallest request until it is served: that alone proves that a router found its engines."""
     body = json.dumps({"model": model, "prompt": "ready", "max_tokens": 1}).encode()

@@ -9,19 +9,21 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import msgspec
 import zmq
 
 from bench.peers.backends import Backend, Backends
 from bench.peers.catalog import ROOT, Site
-from bench.peers.children import child, cpu_s, until_it_answers, until_it_serves
+from bench.peers.children import child, cpu_s, until_it_answers, until_it_says, until_it_serves
 from bench.peers.install import NotRunnable
 from bench.peers.speed_client import Job, Reading
+from bench.peers.told_router import SERVING
 from stoker.bench.stats import order
 from stoker.common.config import load
 from stoker.router.config import RouterConfig
@@ -103,11 +105,15 @@ async def stoker(backends: Backends, site: Site) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def stoker_by_envoy(backends: Backends, site: Site, program: Path) -> AsyncIterator[str]:
-    """The same router, with an Envoy that carries the tokens; Envoy's base URL. Raises NotRunnable."""
-    port, log, file = site.ports.pick(), site.log("stoker envoy"), site.logs / "stoker-envoy.json"
+async def stoker_by_envoy(backends: Backends, site: Site, program: Path, workers: int = 1) -> AsyncIterator[str]:
+    """The same router, in so many processes, with an Envoy that carries the tokens; Envoy's base URL.
+
+    Raises NotRunnable.
+    """
+    name = f"stoker envoy {workers}"
+    port, log, file = site.ports.pick(), site.log(name), site.logs / f"stoker-envoy-{workers}.json"
     asked = {"ext_authz": f"127.0.0.1:{site.ports.pick()}"}
-    async with _router(backends, site, "stoker router of envoy", asked) as listens:
+    async with _router(backends, site, f"router of {name}", asked, workers) as listens:
         config = load(RouterConfig, None, [f"listen.{name}={address}" for name, address in listens.items()])
         file.write_bytes(msgspec.json.encode(bootstrap(config, f"127.0.0.1:{port}")))
         async with child(command(program, file), log) as process:
@@ -116,13 +122,20 @@ async def stoker_by_envoy(backends: Backends, site: Site, program: Path) -> Asyn
 
 
 @asynccontextmanager
-async def _router(backends: Backends, site: Site, name: str, more: dict[str, str]) -> AsyncIterator[dict[str, str]]:
+async def _router(
+    backends: Backends, site: Site, name: str, more: dict[str, str], workers: int = 1
+) -> AsyncIterator[dict[str, str]]:
     listens = {part: f"127.0.0.1:{site.ports.pick()}" for part in ("http", "grpc")} | more
-    log = site.log(name)
     argv = [sys.executable, "-m", "bench.peers.told_router", "--model-dir", backends.model_dir]
     for part, address in listens.items():
         argv += ["--listen", f"{part}={address}"]
-    async with child([*argv, *backends.urls], log, cwd=ROOT) as process:
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory())
+        for number in range(workers):
+            log = site.log(f"{name}, worker {number}")
+            worker = ["--worker", folder, str(number), str(workers)]
+            process = await stack.enter_async_context(child([*argv, *worker, *backends.urls], log, cwd=ROOT))
+            await until_it_says(process, log, SERVING)  # they share their ports: any may answer
         await until_it_answers(process, log, f"http://{listens['http']}", backends.model)
         yield listens
 

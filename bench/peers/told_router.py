@@ -1,6 +1,6 @@
 """Stoker's router before static engines: told of its replicas directly, with no registry and no agents.
 
-python -m bench.peers.told_router --model-dir DIR [--listen grpc=HOST:PORT]… URL…
+python -m bench.peers.told_router --model-dir DIR [--listen grpc=HOST:PORT]… [--worker FOLDER N COUNT] URL…
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from stoker.router.config import RouterConfig
 from stoker.router.workers.siblings import Siblings
 from tests.support.router import replica, tell, tokenizer_of
 
+SERVING = "told-router-serves"
+"""Printed once it does."""
 _CONTEXT = 131_072
 _PREFILL_RATE = 5_000_000.0
 """Tokens/s: what an agent would measure of engines that answer 500 tokens in 0.1 ms. At the rate assumed of engines
 not yet measured, the router would hold requests back until these had done what they never do."""
 
 
-async def serve(own: list[str], model_dir: Path, urls: list[str]) -> None:
+async def serve(own: list[str], model_dir: Path, urls: list[str], siblings: Siblings) -> None:
     """Serve until SIGTERM."""
     sha256, tokenizer = tokenizer_of(model_dir)
     settings = [
@@ -35,7 +37,7 @@ async def serve(own: list[str], model_dir: Path, urls: list[str]) -> None:
         "parity=false",
         "drain_s=1",
     ]
-    app = RouterApp(load(RouterConfig, None, settings), Siblings.alone())
+    app = RouterApp(load(RouterConfig, None, settings), siblings)
     app.tokenizers.add(sha256, tokenizer)
     await app.start()
     try:
@@ -56,6 +58,7 @@ async def serve(own: list[str], model_dir: Path, urls: list[str]) -> None:
         for record in records:
             app.view.proved(app.view.targets[record.replica_id], "ok")
         collecting.settle()  # as the service does
+        print(SERVING, flush=True)
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -70,10 +73,15 @@ def main() -> None:
     parser.add_argument("--model-dir", type=Path, required=True)
     parser.add_argument("--listen", action="append", default=[], metavar="API=HOST:PORT", help="http, grpc …")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further settings")
+    parser.add_argument("--worker", nargs=3, metavar=("FOLDER", "N", "COUNT"), help="the N-th of several, from 0")
     parser.add_argument("urls", nargs="+")
     options = parser.parse_args()
     own = [*(f"listen.{each}" for each in options.listen), *options.set]
-    uvloop.run(serve(own, options.model_dir, options.urls))
+    siblings = Siblings.alone()
+    if options.worker:
+        folder, number, count = options.worker
+        siblings = Siblings(Path(folder), int(number), int(count))
+    uvloop.run(serve(own, options.model_dir, options.urls, siblings))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.bench.published import mooncake_prompts
 from stoker.bench.replay import Delays, Hardware, Job, Outcome, pooled_hit_rate, replay
-from stoker.bench.traces import common_prefix_trace, mooncake_trace, workload_jobs
+from stoker.bench.traces import common_prefix_trace, workload_jobs
 from stoker.bench.workloads import WORKLOADS
 from stoker.router.core import RoutingConfig
 
@@ -69,7 +70,7 @@ def traces() -> list[tuple[str, int, float, float]]:
 
 @pytest.mark.parametrize(("trace", "blocks", "hit_rate", "wait_s"), traces())
 def test_a_trace_over_seven_replicas(trace: str, blocks: int, hit_rate: float, wait_s: float) -> None:
-    jobs = mooncake_trace(PUBLISHED) if trace == "published" else common_prefix_trace(1)
+    jobs = mooncake_prompts(PUBLISHED) if trace == "published" else common_prefix_trace(1)
     outcome = replay(jobs, replicas=7, hardware=Hardware(kv_blocks=blocks), config=PREFILL_ONLY)
     assert outcome.hit_rate >= hit_rate
     assert outcome.wait(0.99) <= wait_s

@@ -10,10 +10,10 @@ from random import Random
 import msgspec
 import pytest
 
+from stoker.bench.published import mooncake_prompts
 from stoker.bench.recordings import Recording, Replays, Wanted, mooncake, recorded
 from stoker.bench.replay import Hardware, Job
 from stoker.bench.replay import replay as replay_jobs
-from stoker.bench.traces import mooncake_trace
 from stoker.cli.bench_replay import _changed
 from stoker.common.errors import InvalidRequest, NotFound
 from stoker.router.core import Decision, RoutingConfig
@@ -155,7 +155,12 @@ def test_mistakes_are_told_by_name(tmp_path: Path) -> None:
 def test_a_mooncake_trace_replays_as_the_bench_does(tmp_path: Path) -> None:
     rng = Random(3)
     rows = [
-        {"timestamp": 300 * n, "hash_ids": [n % 9, 100 + n % 9, *rng.sample(range(10**6), 3)], "input_length": 2_400}
+        {
+            "timestamp": 300 * n,
+            "hash_ids": [n % 9, 100 + n % 9, *rng.sample(range(10**6), 3)],
+            "input_length": 2_400,
+            "output_length": 1,
+        }
         for n in range(200)
     ]
     path = tmp_path / "trace.jsonl"
@@ -163,7 +168,7 @@ def test_a_mooncake_trace_replays_as_the_bench_does(tmp_path: Path) -> None:
     recording = mooncake([path], Wanted(replicas=3, kv_blocks=64))
     found = Replays(recording, seed=1).run("stoker", recording.config)
     direct = replay_jobs(
-        mooncake_trace(path), replicas=3, hardware=Hardware(kv_blocks=64), config=RoutingConfig(kv_weight=0.0)
+        mooncake_prompts(path), replicas=3, hardware=Hardware(kv_blocks=64), config=RoutingConfig(kv_weight=0.0)
     )
     assert (found.hit_rate, found.requests) == (round(direct.hit_rate, 4), 200)
     assert found.moved is None, "the trace says of nobody where he went"

@@ -58,10 +58,10 @@ def call(*lines: str, body: bytes = BODY, path: str = "Pick", method: str = "POS
 
 
 @contextlib.asynccontextmanager
-async def site(replicas: int = 3) -> AsyncIterator[Site]:
+async def site(replicas: int = 3, most_bytes: int = MOST_BYTES) -> AsyncIterator[Site]:
     world, now = World(replicas, clock=time.monotonic), [0.0]
     routes = PickRoutes(world.router, PickCalls(world.router, world.picker), LimitsConfig())
-    shared = Connections(routes.answer, MOST_BYTES, 64, lambda: now[0], refused, 75.0)
+    shared = Connections(routes.answer, most_bytes, 64, lambda: now[0], refused, 75.0)
     try:
         async with listening(shared) as number:
             yield Site(world, shared, number, now)
@@ -167,6 +167,34 @@ async def test_a_body_that_is_cut_off_is_never_called() -> None:
         line.writer.close()
         await eventually(lambda: not here.shared.open, "it is gone")
         assert here.world.idle()
+
+
+async def test_who_ends_in_the_middle_of_a_body_is_told() -> None:
+    async with site() as here:
+        line = await here.line(call()[:-10])
+        line.writer.write_eof()
+        said = await line.answer()
+        assert (said.status, error_of(said)) == (400, "invalid_argument")
+        assert await line.ended()
+
+
+async def test_who_takes_too_long_over_a_body_is_told() -> None:
+    async with site() as here:
+        line = await here.line(call()[:-10])
+        await eventually(lambda: any(each.began is not None for each in here.shared.open), "half of it is there")
+        here.now[0] = 61.0
+        here.shared.sweep()
+        said = await line.answer()
+        assert (said.status, error_of(said)) == (504, "deadline_exceeded")
+        assert await line.ended()
+        assert not here.shared.held_bytes
+
+
+async def test_json_that_is_too_large_is_no_reason_to_come_back() -> None:
+    async with site(most_bytes=1 << 22) as here:
+        said = await (await here.line(call(body=b" " * (1 << 20) + b"{}", kind="json"))).answer()
+        assert (said.status, error_of(said)) == (400, "invalid_argument")
+        assert connect.error_from(said.status, said.body).reason == "BODY_TOO_LARGE"
 
 
 async def test_pipelined_calls_are_answered_in_turn() -> None:

@@ -206,6 +206,7 @@ async def test_a_slow_sender_is_let_go() -> None:
         assert there.shared.open
         there.now[0] = 61.0
         there.shared.sweep()
+        assert (await line.answer()).status == 504
         assert await line.ended()
 
 

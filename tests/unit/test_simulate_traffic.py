@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from stoker.bench.published import azure, mooncake
 from stoker.bench.replicas import Job
 from stoker.common.errors import InvalidRequest
 from stoker.simulate.loads import GENERATORS, tenants
-from stoker.simulate.traffic import Scale, azure, mooncake, scaled
+from stoker.simulate.traffic import Scale, scaled
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
@@ -29,7 +30,7 @@ def test_an_azure_trace(tmp_path: Path) -> None:
     assert [job.at for job in azure(written(tmp_path / "b.csv", AZURE + later))] == [0.0, 1.0]
 
 
-def test_a_mooncake_trace(tmp_path: Path) -> None:
+def test_a_mooncake_prompts(tmp_path: Path) -> None:
     rows = '{"timestamp": 500, "input_length": 1100, "output_length": 6, "hash_ids": [0, 7, 9]}\n'
     (job,) = mooncake(written(tmp_path / "m.jsonl", rows))
     assert (job.at, job.prompt_tokens, job.output_tokens, len(set(job.keys)), job.own_blocks) == (0.5, 1100, 6, 3, 0)

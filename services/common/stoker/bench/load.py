@@ -22,8 +22,8 @@ from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.bench.stats import Sample
 from stoker.bench.workloads import Prompt
 from stoker.common import rpc
+from stoker.common.headers import POLICY
 
-POLICY_HEADER = "x-stoker-policy"
 REPLICA_HEADER = "x-stoker-replica"
 SESSION_HEADER = "x-session-id"
 
@@ -85,7 +85,7 @@ class HttpSender:
         self._base = address
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=job.request_s),
-            headers={POLICY_HEADER: job.policy} if job.policy else {},
+            headers={POLICY: job.policy} if job.policy else {},
             read_bufsize=1 << 20,
         )
 
@@ -160,7 +160,7 @@ class GrpcSender:
         self._job = job
         self._channel = rpc.channel(address)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self._metadata = ((POLICY_HEADER, job.policy),) if job.policy else ()
+        self._metadata = ((POLICY, job.policy),) if job.policy else ()
 
     async def send(self, prompt: Prompt, began_s: float) -> Sample:
         """Send one Generate."""

@@ -9,8 +9,8 @@ from itertools import chain, islice
 from pathlib import Path
 from statistics import median
 
+from stoker.bench.published import mooncake_prompts
 from stoker.bench.replay import Hardware, Job, Outcome, pooled_hit_rate, replay
-from stoker.bench.traces import mooncake_trace
 from stoker.common.errors import InvalidRequest, NotFound
 from stoker.router.core import Decision, RoutingConfig
 from stoker.router.decisions.records import Record, decoded
@@ -98,7 +98,7 @@ def recorded(files: Sequence[Path], model: str, wanted: Wanted) -> Recording:
 
 def mooncake(files: Sequence[Path], wanted: Wanted) -> Recording:
     """Read Mooncake traces. Raises InvalidRequest naming the line that is not a request."""
-    jobs = sorted(chain.from_iterable(map(mooncake_trace, files)), key=lambda job: job.at)
+    jobs = sorted(chain.from_iterable(map(mooncake_prompts, files)), key=lambda job: job.at)
     jobs = [replace(job, at=job.at / wanted.speed) for job in (jobs[: wanted.requests] if wanted.requests else jobs)]
     if not jobs:
         raise NotFound(f"no request is in {_names(files)}")

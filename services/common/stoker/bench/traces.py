@@ -1,10 +1,8 @@
-"""Jobs for `stoker.bench.replay`: from a published trace, from a workload's text, and generated."""
+"""Jobs for `stoker.bench.replay`: from a workload's text, and generated. `published` reads those of others."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 
 import xxhash
@@ -12,7 +10,6 @@ import xxhash
 from stoker.bench.replay import Job
 from stoker.bench.workloads import WORDS, Prompt
 from stoker.common.blocks import block_keys, root_key
-from stoker.common.errors import InvalidRequest
 
 _BLOCK = 512
 
@@ -21,27 +18,6 @@ def numbered_key(number: int) -> int:
     """A block's key, u64, made of a number that stands for the block."""
     key: int = xxhash.xxh3_64_intdigest(number.to_bytes(8, "little"))
     return key
-
-
-def mooncake_trace(path: Path) -> list[Job]:
-    """Read a Mooncake trace (JSON lines); each `hash_id` stands for a block of 512 tokens.
-
-    Raises InvalidRequest naming the line that is not a request.
-    """
-    jobs = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            row = json.loads(line)
-            jobs.append(
-                Job(
-                    row["timestamp"] / 1_000.0,
-                    tuple(numbered_key(hash_id) for hash_id in row["hash_ids"]),
-                    row["input_length"],
-                )
-            )
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise InvalidRequest.field("trace", f"{path}:{number} is not a Mooncake request: {error!r}") from error
-    return jobs
 
 
 def common_prefix_trace(

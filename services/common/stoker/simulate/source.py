@@ -10,11 +10,12 @@ from operator import attrgetter
 from pathlib import Path
 
 from stoker.bench import recordings
+from stoker.bench.published import azure, mooncake
 from stoker.bench.replicas import Hardware, Job
 from stoker.common.errors import InvalidRequest
 from stoker.simulate.hardware import DEFAULT
 from stoker.simulate.loads import GENERATORS
-from stoker.simulate.traffic import Scale, Source, azure, mooncake, scaled
+from stoker.simulate.traffic import Scale, Source, scaled
 
 _READERS = {"azure": azure, "mooncake": mooncake}
 

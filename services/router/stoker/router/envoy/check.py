@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from stoker.common import otel
 from stoker.common.errors import NotFound, StokerError
+from stoker.common.headers import POLICY
 from stoker.common.otel import Span
 from stoker.router import metrics, tracing
 from stoker.router.config import LimitsConfig
@@ -21,6 +22,7 @@ from stoker.router.envoy.addresses import Addresses
 from stoker.router.envoy.flights import Flights
 from stoker.router.fleet.pools import Target
 from stoker.router.flights.flight import Flight
+from stoker.router.flights.planning import planned
 from stoker.router.flights.routing import Admission, Router
 from stoker.router.http.errors import MethodNotAllowed
 from stoker.router.http.port import Answer, Ask, refusal
@@ -124,7 +126,7 @@ class Checks:
     def _recalled(self, check: _Check) -> Plan | None:
         """The plan of a body that was read before, charged to its caller."""
         headers, router = check.ask.headers, self._router
-        known = router.recalled(check.api, check.ask.body, headers.get("x-stoker-policy", ""))
+        known = router.recalled(check.api, check.ask.body, headers.get(POLICY, ""))
         if known is None:
             return None
         check.stream = known.stream
@@ -181,18 +183,13 @@ class Checks:
             return self._refused(check, error)
 
     async def _read(self, check: _Check) -> Plan:
-        ask, router = check.ask, self._router
+        ask = check.ask
         asked = await read_body(check.api, ask.body)
         check.stream = asked.stream
-        caller = router.tenants.caller(ask.headers, asked.priority)
-        tracing.asked(check.span, check.request_id, asked)
-        if router.holding.needed(asked.model):
-            with tracing.waiting(check.span):
-                await router.holding.wait(asked.model, caller, check.deadline)
-        with check.span.child("plan"):
-            plan = await router.draft(asked, ask.headers.get("x-stoker-policy", ""), ask.body)
-        tracing.planned(check.span, plan)
-        return router.charge(plan, caller, told_late=True)
+        until = check.deadline
+        return await planned(
+            self._router, asked, ask.headers, check.span, check.request_id, until=until, told_late=True, body=ask.body
+        )
 
     # --- the answer ----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from stoker.common.errors import Exhausted, InvalidRequest, Unavailable
+from stoker.common.headers import POLICY
 from stoker.router import core, metrics
 from stoker.router.config import QueueConfig, TenantsConfig
 from stoker.router.decisions.decided import Decided, Recent
@@ -172,9 +173,9 @@ class Router:
         if not wanted or wanted == self._policy:
             return self._policy
         if not self._allow_policy:
-            raise InvalidRequest.field("x-stoker-policy", "this router does not let requests choose their policy")
+            raise InvalidRequest.field(POLICY, "this router does not let requests choose their policy")
         if wanted not in core.POLICIES:
-            raise InvalidRequest.field("x-stoker-policy", f"must be one of {', '.join(core.POLICIES)}")
+            raise InvalidRequest.field(POLICY, f"must be one of {', '.join(core.POLICIES)}")
         return wanted
 
     def choose(self, plan: Plan, tried: frozenset[str] = frozenset(), *, since: float | None = None) -> Decided:

@@ -20,6 +20,7 @@ from stoker.router.decisions.decided import Decided
 from stoker.router.fleet.pools import Pool, Target
 from stoker.router.flights.continuation import Continuations, Course
 from stoker.router.flights.flight import Flight
+from stoker.router.flights.planning import planned
 from stoker.router.flights.routing import Router
 from stoker.router.grpc.call import SERVICE, Call, Context
 from stoker.router.grpc.channels import Channels
@@ -251,15 +252,7 @@ class InferenceServer:
                 tried |= decided.target.siblings
 
     async def _plan(self, asked: Asked, request_id: str, call: Call) -> Plan:
-        caller = self._router.tenants.caller(call.metadata, asked.priority)
-        tracing.asked(call.span, request_id, asked)
-        if self._router.holding.needed(asked.model):
-            with tracing.waiting(call.span):
-                await self._router.holding.wait(asked.model, caller, None)
-        with call.span.child("plan"):
-            plan = await self._router.plan(asked, caller, policy=call.metadata.get("x-stoker-policy", ""))
-        tracing.planned(call.span, plan)
-        return plan
+        return await planned(self._router, asked, call.metadata, call.span, request_id)
 
     def _shown(self, call: Call, target: Target, span: Span) -> list[tuple[str, str]]:
         """What goes to the agent beside the request: trace context, which rank is meant, and this router's pass."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from stoker.common import http1
 from stoker.common.errors import Unavailable
+from stoker.common.headers import POLICY
 from stoker.openai import RANK_HEADER
 from stoker.router.flights.tenants import PRIORITY_HEADER
 
@@ -15,7 +16,7 @@ _OWN_HEADERS = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
     "transfer-encoding", "upgrade", "host", "content-length", "content-encoding", "expect",
 })  # fmt: skip
-OUR_HEADERS = ("x-stoker-policy", PRIORITY_HEADER, "x-request-timeout")
+OUR_HEADERS = (POLICY, PRIORITY_HEADER, "x-request-timeout")
 """Read by the router alone: they are nothing to an engine."""
 _REPLACED = _OWN_HEADERS.union(OUR_HEADERS, ("x-request-id", RANK_HEADER))
 

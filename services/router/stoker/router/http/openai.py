@@ -24,6 +24,7 @@ from stoker.router import metrics, tracing
 from stoker.router.config import LimitsConfig
 from stoker.router.fleet.pools import Pool
 from stoker.router.flights.flight import Flight
+from stoker.router.flights.planning import planned
 from stoker.router.flights.routing import Router
 from stoker.router.http import errors as openai_errors
 from stoker.router.http.continuation import HttpContinuation, Noted
@@ -129,20 +130,17 @@ class OpenAIServer:
             asked = await read_body(call.api, raw)
             call.deadline = call.arrived + seconds_allowed(request.headers, self._limits.request_s)
             call.stream = asked.stream
-            tracing.asked(call.span, call.request_id, asked)
-            caller = self._router.tenants.caller(request.headers, asked.priority)
-            if self._router.holding.needed(asked.model):
-                with tracing.waiting(call.span):
-                    await self._router.holding.wait(asked.model, caller, call.deadline)
-            with call.span.child("plan"):
-                plan = await self._router.plan(
-                    asked,
-                    caller,
-                    policy=request.headers.get("x-stoker-policy", ""),
-                    pinned=self._holder(asked.fields.get("previous_response_id")),
-                    body=raw,
-                )
-            tracing.planned(call.span, plan)
+            pinned = self._holder(asked.fields.get("previous_response_id"))
+            plan = await planned(
+                self._router,
+                asked,
+                request.headers,
+                call.span,
+                call.request_id,
+                until=call.deadline,
+                pinned=pinned,
+                body=raw,
+            )
             answer = self._continuing.continuations.begin(asked, plan, asked.fields)
             noted = None if answer is None else Noted(answer)
             body = raw if noted is None else noted.asking(raw)

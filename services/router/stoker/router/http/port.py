@@ -14,7 +14,7 @@ from typing import cast
 import httptools
 import msgspec
 
-from stoker.common.errors import InvalidRequest, StokerError
+from stoker.common.errors import DeadlineExceeded, InvalidRequest, StokerError
 from stoker.common.tls import Tls
 from stoker.router.config import LimitsConfig
 from stoker.router.http import errors as openai_errors
@@ -150,11 +150,13 @@ class Connections:
         return Connection(self)
 
     def sweep(self) -> None:
-        """Close those that have been sending one request for too long, and those that rest for too long."""
+        """Let go of those that have been sending one request for too long, and of those that rest for too long."""
         now = self.clock()
         late, idle = now - BODY_S, now - self._idle_s
         for each in list(self.open):
-            if each.rested < idle and not each.busy if each.began is None else each.began < late:
+            if each.began is not None and each.began < late:
+                each.cut_short(DeadlineExceeded(f"the request did not arrive within {BODY_S:g} s"))
+            elif each.began is None and each.rested < idle and not each.busy:
                 each.abort()
 
     def close(self) -> None:
@@ -216,6 +218,11 @@ class Connection(asyncio.Protocol):
             self._work.cancel()
         elif self._undo is not None:
             self._undo()  # given up while the answer was on its way
+
+    def eof_received(self) -> None:
+        """The client sends no more; what it has asked is answered."""
+        if self.began is not None and not self._deaf:
+            self.cut_short(InvalidRequest("the connection ended before the request was whole"))
 
     def pause_writing(self) -> None:
         """Answers are small: who lets them pile up does not read."""
@@ -302,6 +309,13 @@ class Connection(asyncio.Protocol):
         self._held += size
         self._shared.held_bytes += size
 
+    def cut_short(self, error: StokerError) -> None:
+        """Refuse the request that is arriving."""
+        if self._deaf:
+            self.abort()
+        else:
+            self._refuse(error)
+
     def _refuse(self, error: StokerError) -> None:
         """Answer in turn, then close: what follows cannot be told apart from the rest of this request."""
         self._deaf = True
@@ -311,7 +325,10 @@ class Connection(asyncio.Protocol):
         self._enqueue(self._shared.refuse(target, error))
 
     def _enqueue(self, ask: Ask | Answer) -> None:
-        if self._work is None and not self._asks and isinstance(ask, Ask):
+        if self._work is None and not self._asks:
+            if isinstance(ask, Answer):
+                self._write(ask, close=True)
+                return
             answer = self._shared.decide(ask)
             if isinstance(answer, Answer):
                 self._say(ask, answer)

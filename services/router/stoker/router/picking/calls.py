@@ -9,6 +9,7 @@ from typing import Any
 from stoker.api.registry.v1 import records_pb2
 from stoker.api.router.v1 import router_pb2
 from stoker.common.errors import InvalidRequest, StokerError
+from stoker.common.headers import POLICY
 from stoker.router import metrics
 from stoker.router.fleet.pools import Target
 from stoker.router.flights.routing import Router
@@ -51,7 +52,7 @@ class PickCalls:
                 asked,
                 self._router.tenants.caller(metadata, asked.priority),
                 request_id_of(request_id),
-                policy=metadata.get("x-stoker-policy", ""),
+                policy=metadata.get(POLICY, ""),
                 wait_s=request.max_wait_ms / 1000 if request.HasField("max_wait_ms") else None,
                 alternatives=request.alternatives if request.HasField("alternatives") else None,
                 carrier=metadata,

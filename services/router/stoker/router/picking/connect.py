@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from stoker.api.router.v1 import router_pb2
 from stoker.common import connect
-from stoker.common.errors import Code, DeadlineExceeded, Exhausted, InvalidRequest, StokerError
+from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, StokerError
 from stoker.router.http.port import Answer, Ask
 from stoker.router.http.reading import internal_error
 from stoker.router.picking.calls import PickCalls
@@ -153,7 +153,8 @@ def _decoded(read: Callable[[bytes], Message], body: bytes) -> Message:
 
 def _of_json(method: _Method, body: bytes) -> Message:
     if len(body) > _MOST_JSON:
-        raise Exhausted(f"{len(body)} bytes of JSON are more than {_MOST_JSON}; send {connect.PROTO}")
+        more = f"{len(body)} bytes of JSON are more than {_MOST_JSON}, the most that is read; send {connect.PROTO}"
+        raise InvalidRequest(more, reason="BODY_TOO_LARGE")
     try:
         return json_format.Parse(body, method.request(), ignore_unknown_fields=True)
     except (json_format.ParseError, ValueError, RecursionError) as error:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from stoker.common.errors import InvalidRequest, NotFound, StokerError
+from stoker.common.headers import POLICY
 from stoker.router import metrics
 from stoker.router.config import LimitsConfig
 from stoker.router.flights.routing import Router
@@ -105,7 +106,7 @@ class PickRoutes:
             asked,
             self._router.tenants.caller(headers, asked.priority),
             request_id_of(headers),
-            policy=headers.get("x-stoker-policy", ""),
+            policy=headers.get(POLICY, ""),
             wait_s=_wait(headers.get(WAIT_HEADER), seconds_allowed(headers, self._limits.request_s)),
             carrier=headers,
         )

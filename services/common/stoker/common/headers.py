@@ -1,0 +1,4 @@
+"""Names of HTTP headers and gRPC metadata that clients and services share."""
+
+POLICY = "x-stoker-policy"
+"""The routing policy that a request asks for, where the router lets requests choose."""
