@@ -318,6 +318,11 @@ def test_examples_are_facilities(path: Path) -> None:
     assert facility_file.read(path).name == path.stem
 
 
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_file_written_as_one_is_the_same_facility(path: Path) -> None:
+    assert facility_file.parse(facility_file.whole(path), "whole") == facility_file.read(path)
+
+
 def test_the_pod_is_cabled_without_blocking() -> None:
     facility = facility_file.read(ROOT / "examples/facilities/two-rows.yaml")
     assert sum(len(node.gpus) for node in facility.nodes.values()) == 256

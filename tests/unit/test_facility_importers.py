@@ -16,7 +16,7 @@ DATA = Path(__file__).resolve().parents[1] / "data/imports"
 
 
 def imported(form: str, file: str, **left_open: object) -> Imported:
-    return importers.read(form, DATA / file, Open(**left_open))  # type: ignore[arg-type]
+    return importers.read(form, [DATA / file], Open(**left_open))  # type: ignore[arg-type]
 
 
 def alone(form: str, file: str, node_type: str, **left_open: object) -> Facility:
@@ -234,3 +234,18 @@ def test_lldp_in_the_verbose_form_and_a_neighbour_without_a_name() -> None:
 )
 def test_lldp_that_is_none(text: str, told: str) -> None:
     assert told in refused("lldp", text)
+
+
+def test_hosts_with_a_file_each_become_one_part(tmp_path: Path) -> None:
+    for name in ("n1", "n2"):
+        (tmp_path / f"{name}.json").write_bytes((DATA / "lldp.json").read_bytes())
+    left_open = Open(node_types={"": "dgx-h100"}, interfaces="ens*")
+    part = importers.read("lldp", [tmp_path / "n1.json", tmp_path / "n2.json"], left_open).part
+    facility = facility_file.parse(f"name: f\n{facility_file.written(part)}", "part.yaml")
+    assert sorted(facility.nodes) == ["n1", "n2"]
+    assert [(link.lower, link.upper, link.count) for link in facility.links] == [
+        ("n1", "leaf-1", 2),
+        ("n1", "leaf-2", 1),
+        ("n2", "leaf-1", 2),
+        ("n2", "leaf-2", 1),
+    ]

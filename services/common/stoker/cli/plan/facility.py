@@ -136,7 +136,10 @@ def catalogue(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What the other tool has written.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="What the other tool has written; of lldp, a file for each host."),
+    ],
     form: Annotated[
         Form,
         typer.Option(
@@ -172,7 +175,9 @@ def import_(
     pairs = [text.rpartition("=") for text in node_type or ()]
     kinds = {name.strip(): kind.strip() for name, _, kind in pairs}
     left_open = Open(gbit_per_s, oversubscription, kinds, node, interfaces)
-    imported = importers.read(form.value, file, left_open)
+    if node and len(files) > 1:
+        raise InvalidRequest.field("--node", "of several files each is about the host that it is named after")
+    imported = importers.read(form.value, files, left_open)
     for note in imported.notes:
         out.note(f"note: {note}")
     out.result(msgspec.to_builtins(imported.part), Verbatim(facility_file.written(imported.part).rstrip("\n")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -120,6 +120,22 @@ def sites(nodes: Iterable[str], left_open: Open) -> dict[str, SiteEntry]:
         entry: dict[str, str | NodeEntry] = {names: kind}
         racks[f"rack-{names}"] = RackEntry(height_u=100, nodes=entry)
     return {"imported": SiteEntry(racks=racks)}
+
+
+def joined(parts: Sequence[Imported]) -> Imported:
+    """Parts put together: mappings key by key, lists one behind the other; of two single values the first."""
+    whole: Any = {}
+    for each in parts:
+        whole = _together(whole, msgspec.to_builtins(each.part))
+    notes = dict.fromkeys(note for each in parts for note in each.notes)
+    return Imported(msgspec.convert(whole, FacilityFile), tuple(notes))
+
+
+def _together(one: Any, other: Any) -> Any:
+    if isinstance(one, dict) and isinstance(other, dict):
+        added = {key: _together(one[key], value) if key in one else value for key, value in other.items()}
+        return {**one, **added}
+    return [*one, *other] if isinstance(one, list) and isinstance(other, list) else one
 
 
 def either(value: Any) -> list[Any]:
