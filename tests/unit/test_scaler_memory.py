@@ -7,16 +7,17 @@ from itertools import pairwise
 
 import pytest
 
+from stoker.api.registry.v1 import records_pb2
 from stoker.scaler.core.capacity import DecodeSteps, Measured
 from stoker.scaler.core.counting import Growth
 from stoker.scaler.core.memory import MOST_SAMPLES, Memory
 from stoker.scaler.core.minutes import Minutes
-from stoker.scaler.core.policy import Bounds, Kind, Policy, lookback_s
+from stoker.scaler.core.policy import Bounds, Kind, Policy, lookback_s, memory_s
 from stoker.scaler.core.signals import Minute, Sample, Startup, Wanted
 from stoker.scaler.core.starts import Start, Starts
 from stoker.scaler.core.steady_clock import SteadyClock
 from stoker.scaler.core.values import Standing
-from stoker.scaler.persisted import MOST_MINUTES, packed_minutes, record_of, restore, unpacked_minutes
+from stoker.scaler.persisted import MOST_MEANS, packed_minutes, record_of, restore, unpacked_minutes
 
 DAY_S = 86_400.0
 
@@ -176,7 +177,7 @@ def test_a_clock_that_was_set_back_leaves_no_minutes_in_the_future() -> None:
 
 def test_minutes_survive_packing_within_four_thousandths() -> None:
     kept = [Minute(60.0 * n, 0.1 * n, 1e5 + n, 3e-5 * n, 0.25) for n in range(28_000_000, 28_000_400) if n % 7]
-    first, packed = packed_minutes(kept)
+    first, packed = packed_minutes(kept, MOST_MEANS)
     assert (first, len(packed) % 8) == (28_000_001, 0)
     back = unpacked_minutes(first, packed)
     assert [m.at for m in back] == [m.at for m in kept]
@@ -185,13 +186,15 @@ def test_minutes_survive_packing_within_four_thousandths() -> None:
         assert theirs.prefill_tokens_per_s == pytest.approx(ours.prefill_tokens_per_s, rel=0.004)
         assert theirs.decode_tokens_per_s == pytest.approx(ours.decode_tokens_per_s, rel=0.004)
         assert theirs.hit_rate == 0.25
-    assert packed_minutes([]) == (0, b"")
+    assert packed_minutes([], 9) == (0, b"")
     assert unpacked_minutes(5, b"abc") == []
 
 
 def test_a_gap_of_years_is_not_packed() -> None:
-    first, packed = packed_minutes([Minute(0.0, 1.0, 1.0, 1.0, 0.0), Minute(60.0 * 10_000_000, 2.0, 2.0, 2.0, 0.0)])
-    assert len(packed) <= 8 * MOST_MINUTES
+    first, packed = packed_minutes(
+        [Minute(0.0, 1.0, 1.0, 1.0, 0.0), Minute(60.0 * 10_000_000, 2.0, 2.0, 2.0, 0.0)], MOST_MEANS
+    )
+    assert len(packed) <= 8 * MOST_MEANS
     assert [m.arrivals_per_s for m in unpacked_minutes(first, packed)] == [2.0]
 
 
@@ -252,6 +255,43 @@ def test_what_one_scaler_keeps_the_next_one_goes_on_from() -> None:
     assert after.wanted[-1].at == pytest.approx(7.0 - 7.0, abs=4)
     assert after.wanted[-1].correction == 1.25
     assert after.minutes.kept == before.minutes.kept
+
+
+def test_what_a_forecast_looks_back_at_is_kept_the_last_days_by_the_minute() -> None:
+    policy = Policy(Kind.FORECAST)
+    minutes = round(memory_s(policy) / 60.0)
+    last = 28_000_003
+    before, after = Memory(), Memory()
+    before.minutes.restore(
+        Minute(60.0 * number, float(number % 4), 8.0 * (number % 2), 2.0, 0.5 * (number % 2))
+        for number in range(last - minutes, last)
+        if not last - 5_000 <= number < last - 4_900
+    )
+    record = record_of("chat", before, [], 0.0, 60.0 * last)
+    assert record.ByteSize() < 48 * 1024
+    restore(record, after, 0.0, 60.0 * last)
+    kept = after.minutes.kept
+    numbers = [round(minute.at / 60.0) for minute in kept]
+    assert numbers == sorted(set(numbers)), "each once"
+    assert numbers[0] <= last - minutes + 5
+    assert kept[-2_880:] == before.minutes.kept[-2_880:]
+    assert 90 <= sum(after_ - before_ - 1 for before_, after_ in pairwise(numbers)) <= 100, "what is unknown stays so"
+    old = kept[1_000]
+    assert old.arrivals_per_s == pytest.approx(1.5, abs=0.41)
+    assert old.prefill_tokens_per_s == pytest.approx(4.0, abs=0.9)
+    assert old.hit_rate == 0.5, "of what was looked up"
+    again = Memory()
+    restore(record_of("chat", after, [], 0.0, 60.0 * last), again, 0.0, 60.0 * last)
+    assert again.minutes.kept == kept, "means of what is alike"
+
+
+def test_a_record_of_an_earlier_release_is_read_on() -> None:
+    first, packed = packed_minutes([Minute(60.0 * n, 1.0 + n % 2, 1.0, 1.0, 0.5) for n in range(7_200)], MOST_MEANS)
+    memory = Memory()
+    restore(records_pb2.ScalingHistory(first_minute=first, minutes=packed), memory, 0.0, 60.0 * 7_200)
+    assert len(memory.minutes.kept) == 7_200
+    record = record_of("chat", memory, [], 0.0, 60.0 * 7_200)
+    assert len(record.minutes) < 8 * 2_900 < 8 * len(memory.minutes.kept)
 
 
 def test_a_clock_ahead_of_ours_puts_nothing_into_the_future() -> None:

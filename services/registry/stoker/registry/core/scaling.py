@@ -175,10 +175,11 @@ def histories(puts: Sequence[records_pb2.ScalingHistory], removed: Sequence[str]
     for place, put in enumerate(puts[: validation.MAX_WRITES]):
         field = f"histories[{place}]"
         yield from validation.name(f"{field}.deployment", put.deployment)
-        if len(put.minutes) % MINUTE_BYTES:
-            yield FieldViolation(
-                f"{field}.minutes", f"{len(put.minutes)} bytes are not a whole number of {MINUTE_BYTES}-byte minutes"
-            )
+        for name, packed in (("minutes", put.minutes), ("five_minutes", put.five_minutes)):
+            if len(packed) % MINUTE_BYTES:
+                yield FieldViolation(
+                    f"{field}.{name}", f"{len(packed)} bytes are not a whole number of {MINUTE_BYTES}-byte means"
+                )
         if put.ByteSize() > MAX_HISTORY_BYTES:
             yield FieldViolation(field, f"is {put.ByteSize()} bytes; at most {MAX_HISTORY_BYTES} are kept: drop old")
     yield from _fits("histories", sum(put.ByteSize() for put in puts))

@@ -329,6 +329,8 @@ class ScalingHistory(Message):
     STARTUPS_FIELD_NUMBER: int
     WRITTEN_AT_FIELD_NUMBER: int
     FENCE_FIELD_NUMBER: int
+    FIRST_FIVE_MINUTES_FIELD_NUMBER: int
+    FIVE_MINUTES_FIELD_NUMBER: int
     deployment: str
     """Deployment it is of."""
     first_minute: int
@@ -336,8 +338,12 @@ class ScalingHistory(Message):
     minutes: bytes
     """Mean demand minute by minute without a gap, oldest first: of each 8 bytes, four bfloat16 (the upper half of a
     float32), little-endian: requests/s, prompt tokens/s, generated tokens/s, share of prompt tokens found in a
-    cache. NaN where unknown. With all else of the record at most 64 KiB.
+    cache. NaN where unknown. With all else of the record at most 64 KiB: of days long past see `five_minutes`.
     """
+    first_five_minutes: int
+    """What came before `minutes`, in steps of five minutes: the first of them, counted in such steps from 1970 in UTC."""
+    five_minutes: bytes
+    """Mean demand in each of these steps, as in `minutes`."""
     @property
     def wanted(self) -> RepeatedCompositeFieldContainer[ScalingWanted]:
         """Counts that the policy asked for lately, before limits, oldest first."""
@@ -369,9 +375,11 @@ class ScalingHistory(Message):
         startups: Iterable[ScalingStartup] | None = ...,
         written_at: Timestamp | None = ...,
         fence: Fence | None = ...,
+        first_five_minutes: int = ...,
+        five_minutes: bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: Literal["changed_at", b"changed_at", "fence", b"fence", "written_at", b"written_at"]) -> bool: ...
-    def ClearField(self, field_name: Literal["changed_at", b"changed_at", "deployment", b"deployment", "fence", b"fence", "first_minute", b"first_minute", "minutes", b"minutes", "startups", b"startups", "wanted", b"wanted", "written_at", b"written_at"]) -> None: ...
+    def ClearField(self, field_name: Literal["changed_at", b"changed_at", "deployment", b"deployment", "fence", b"fence", "first_five_minutes", b"first_five_minutes", "first_minute", b"first_minute", "five_minutes", b"five_minutes", "minutes", b"minutes", "startups", b"startups", "wanted", b"wanted", "written_at", b"written_at"]) -> None: ...
 
 @final
 class ScalingWanted(Message):
