@@ -11,7 +11,7 @@ import grpc
 from stoker.api.planner.v1 import planner_pb2, planner_pb2_grpc
 from stoker.api.registry.v1 import records_pb2
 from stoker.common.errors import Conflict, InvalidRequest, Unavailable
-from stoker.planner import answers
+from stoker.planner import answers, sizing_answer
 from stoker.planner.computing import Computing, Task
 from stoker.planner.core.holding import Violation
 from stoker.planner.core.placement.ground import Ground
@@ -87,6 +87,12 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
             )
             told.violations.extend(answers.violation_messages(self._planning.violations))
         return told
+
+    async def Size(  # noqa: N802
+        self, request: planner_pb2.SizeRequest, context: Context
+    ) -> planner_pb2.SizeResponse:
+        """What a model needs."""
+        return await self._compute(context, lambda _: sizing_answer.size(request))
 
     async def Capacity(  # noqa: N802
         self, request: planner_pb2.CapacityRequest, context: Context

@@ -5,6 +5,7 @@ The planner."""
 
 from builtins import (
     bool,
+    bytes,
     float,
     int,
     str,
@@ -27,6 +28,7 @@ from google.protobuf.message import (
 )
 from stoker.api.common.v1.common_pb2 import (
     DeploymentSpec,
+    Role,
 )
 from stoker.api.registry.v1.records_pb2 import (
     GangMember,
@@ -35,6 +37,7 @@ from stoker.api.registry.v1.records_pb2 import (
 from typing import (
     Literal,
     final,
+    overload,
 )
 
 DESCRIPTOR: FileDescriptor
@@ -145,6 +148,183 @@ class Violation(Message):
         replicas: Iterable[str] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: Literal["limit", b"limit", "replicas", b"replicas", "subject", b"subject", "words", b"words"]) -> None: ...
+
+@final
+class SizeRequest(Message):
+    """Asks for a size."""
+
+    DESCRIPTOR: Descriptor
+
+    MODEL_CONFIG_FIELD_NUMBER: int
+    GPUS_FIELD_NUMBER: int
+    INPUT_TOKENS_FIELD_NUMBER: int
+    OUTPUT_TOKENS_FIELD_NUMBER: int
+    REQUESTS_PER_S_FIELD_NUMBER: int
+    TTFT_S_FIELD_NUMBER: int
+    ITL_S_FIELD_NUMBER: int
+    ATTAINMENT_FIELD_NUMBER: int
+    CACHED_SHARE_FIELD_NUMBER: int
+    MOST_GPUS_FIELD_NUMBER: int
+    model_config: bytes
+    """The model's config.json; at most 1 MiB."""
+    input_tokens: float
+    """Prompt tokens of a request, on average."""
+    output_tokens: float
+    """Generated tokens of a request, on average."""
+    requests_per_s: float
+    """Requests per second."""
+    ttft_s: float
+    """Time to the first token wanted, seconds; 0 means 1."""
+    itl_s: float
+    """A request's mean time between tokens wanted, seconds; 0: any."""
+    attainment: float
+    """Share of requests that shall be within both, above 0 and below 1; 0 means 0.95."""
+    cached_share: float
+    """Share of the prompt tokens that are found in a cache, 0 up to below 1."""
+    most_gpus: int
+    """GPUs of one replica at most; 0 means 16."""
+    @property
+    def gpus(self) -> RepeatedScalarFieldContainer[str]:
+        """GPU or node types of the catalogue: "h100-sxm"; at most 16, the best of them is taken."""
+
+    def __init__(
+        self,
+        *,
+        model_config: bytes = ...,
+        gpus: Iterable[str] | None = ...,
+        input_tokens: float = ...,
+        output_tokens: float = ...,
+        requests_per_s: float = ...,
+        ttft_s: float = ...,
+        itl_s: float = ...,
+        attainment: float = ...,
+        cached_share: float = ...,
+        most_gpus: int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["attainment", b"attainment", "cached_share", b"cached_share", "gpus", b"gpus", "input_tokens", b"input_tokens", "itl_s", b"itl_s", "model_config", b"model_config", "most_gpus", b"most_gpus", "output_tokens", b"output_tokens", "requests_per_s", b"requests_per_s", "ttft_s", b"ttft_s"]) -> None: ...
+
+@final
+class SizeResponse(Message):
+    """A size."""
+
+    DESCRIPTOR: Descriptor
+
+    POOLS_FIELD_NUMBER: int
+    GPUS_FIELD_NUMBER: int
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: int
+    REFUSED_FIELD_NUMBER: int
+    gpus: int
+    """GPUs of all of them."""
+    kv_bytes_per_token: float
+    """Bytes of KV that each token takes, all GPUs together."""
+    @property
+    def pools(self) -> RepeatedCompositeFieldContainer[SizedPool]:
+        """Replicas of the best way to serve: those of one pool, or of prefill and decode. Empty where none keeps the times."""
+
+    @property
+    def refused(self) -> RepeatedScalarFieldContainer[str]:
+        """Why layouts that were tried do not serve; the first 50."""
+
+    def __init__(
+        self,
+        *,
+        pools: Iterable[SizedPool] | None = ...,
+        gpus: int = ...,
+        kv_bytes_per_token: float = ...,
+        refused: Iterable[str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: Literal["gpus", b"gpus", "kv_bytes_per_token", b"kv_bytes_per_token", "pools", b"pools", "refused", b"refused"]) -> None: ...
+
+@final
+class SizedPool(Message):
+    """Replicas that do one part of the work, or all of it."""
+
+    DESCRIPTOR: Descriptor
+
+    @final
+    class MemoryBytesEntry(Message):
+        DESCRIPTOR: Descriptor
+
+        KEY_FIELD_NUMBER: int
+        VALUE_FIELD_NUMBER: int
+        key: str
+        value: float
+        def __init__(
+            self,
+            *,
+            key: str = ...,
+            value: float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    ROLE_FIELD_NUMBER: int
+    NODE_TYPE_FIELD_NUMBER: int
+    TENSOR_PARALLEL_FIELD_NUMBER: int
+    PIPELINE_PARALLEL_FIELD_NUMBER: int
+    DATA_PARALLEL_FIELD_NUMBER: int
+    EXPERT_PARALLEL_FIELD_NUMBER: int
+    REPLICAS_FIELD_NUMBER: int
+    REPLICAS_FEWEST_FIELD_NUMBER: int
+    REPLICAS_MOST_FIELD_NUMBER: int
+    GPUS_FIELD_NUMBER: int
+    BINDING_FIELD_NUMBER: int
+    TTFT_S_FIELD_NUMBER: int
+    ITL_S_FIELD_NUMBER: int
+    MEMORY_BYTES_FIELD_NUMBER: int
+    role: Role.ValueType
+    """What they do."""
+    node_type: str
+    """Node type."""
+    tensor_parallel: int
+    """GPUs of a tensor-parallel group."""
+    pipeline_parallel: int
+    """Pipeline stages."""
+    data_parallel: int
+    """Data-parallel ranks."""
+    expert_parallel: bool
+    """Whether experts are spread over the ranks."""
+    replicas: int
+    """Replicas wanted."""
+    replicas_fewest: int
+    """If all times were one standard error of the model shorter; unset: none would do."""
+    replicas_most: int
+    """If all times were one standard error longer; unset: none would do."""
+    gpus: int
+    """GPUs of all replicas."""
+    binding: str
+    """What keeps it from being fewer."""
+    ttft_s: float
+    """Time to the first token at the share of requests asked for, seconds."""
+    itl_s: float
+    """Mean time between tokens at that share, seconds."""
+    @property
+    def memory_bytes(self) -> ScalarMap[str, float]:
+        """Memory of one GPU, term by term, bytes."""
+
+    def __init__(
+        self,
+        *,
+        role: Role.ValueType = ...,
+        node_type: str = ...,
+        tensor_parallel: int = ...,
+        pipeline_parallel: int = ...,
+        data_parallel: int = ...,
+        expert_parallel: bool = ...,
+        replicas: int = ...,
+        replicas_fewest: int | None = ...,
+        replicas_most: int | None = ...,
+        gpus: int = ...,
+        binding: str = ...,
+        ttft_s: float = ...,
+        itl_s: float = ...,
+        memory_bytes: Mapping[str, float] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Literal["_replicas_fewest", b"_replicas_fewest", "_replicas_most", b"_replicas_most", "replicas_fewest", b"replicas_fewest", "replicas_most", b"replicas_most"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_replicas_fewest", b"_replicas_fewest", "_replicas_most", b"_replicas_most", "binding", b"binding", "data_parallel", b"data_parallel", "expert_parallel", b"expert_parallel", "gpus", b"gpus", "itl_s", b"itl_s", "memory_bytes", b"memory_bytes", "node_type", b"node_type", "pipeline_parallel", b"pipeline_parallel", "replicas", b"replicas", "replicas_fewest", b"replicas_fewest", "replicas_most", b"replicas_most", "role", b"role", "tensor_parallel", b"tensor_parallel", "ttft_s", b"ttft_s"]) -> None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_replicas_fewest", b"_replicas_fewest"]) -> Literal["replicas_fewest"] | None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_replicas_most", b"_replicas_most"]) -> Literal["replicas_most"] | None: ...
 
 @final
 class CapacityRequest(Message):

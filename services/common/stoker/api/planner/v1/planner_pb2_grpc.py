@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PlannerServiceStub(object):
-    """How many GPUs a facility carries, and which ones each replica gets.
+    """How many GPUs a workload needs, how many a facility carries, and which ones each replica gets.
 
     Any planner computes, leading or not; only one computation runs at a time in each (RESOURCE_EXHAUSTED, PLANNER_BUSY).
     A computation ends with its caller: by the deadline, or by cancelling. Only GetPlannerStatus and MoveReplica need the
@@ -43,6 +43,11 @@ class PlannerServiceStub(object):
                 '/stoker.api.planner.v1.PlannerService/GetPlannerStatus',
                 request_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.GetPlannerStatusRequest.SerializeToString,
                 response_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.GetPlannerStatusResponse.FromString,
+                _registered_method=True)
+        self.Size = channel.unary_unary(
+                '/stoker.api.planner.v1.PlannerService/Size',
+                request_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.SizeRequest.SerializeToString,
+                response_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.SizeResponse.FromString,
                 _registered_method=True)
         self.Capacity = channel.unary_unary(
                 '/stoker.api.planner.v1.PlannerService/Capacity',
@@ -82,7 +87,7 @@ class PlannerServiceStub(object):
 
 
 class PlannerServiceServicer(object):
-    """How many GPUs a facility carries, and which ones each replica gets.
+    """How many GPUs a workload needs, how many a facility carries, and which ones each replica gets.
 
     Any planner computes, leading or not; only one computation runs at a time in each (RESOURCE_EXHAUSTED, PLANNER_BUSY).
     A computation ends with its caller: by the deadline, or by cancelling. Only GetPlannerStatus and MoveReplica need the
@@ -91,6 +96,14 @@ class PlannerServiceServicer(object):
 
     def GetPlannerStatus(self, request, context):
         """Whether this process leads, its last plan, and what no longer holds of what stands.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Size(self, request, context):
+        """What a model needs under a load on kinds of GPUs, alone or prefill and decode apart: layout, replicas, memory term
+        by term.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,6 +167,11 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     request_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.GetPlannerStatusRequest.FromString,
                     response_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.GetPlannerStatusResponse.SerializeToString,
             ),
+            'Size': grpc.unary_unary_rpc_method_handler(
+                    servicer.Size,
+                    request_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.SizeRequest.FromString,
+                    response_serializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.SizeResponse.SerializeToString,
+            ),
             'Capacity': grpc.unary_unary_rpc_method_handler(
                     servicer.Capacity,
                     request_deserializer=stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.CapacityRequest.FromString,
@@ -198,7 +216,7 @@ def add_PlannerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PlannerService(object):
-    """How many GPUs a facility carries, and which ones each replica gets.
+    """How many GPUs a workload needs, how many a facility carries, and which ones each replica gets.
 
     Any planner computes, leading or not; only one computation runs at a time in each (RESOURCE_EXHAUSTED, PLANNER_BUSY).
     A computation ends with its caller: by the deadline, or by cancelling. Only GetPlannerStatus and MoveReplica need the
@@ -222,6 +240,33 @@ class PlannerService(object):
             '/stoker.api.planner.v1.PlannerService/GetPlannerStatus',
             stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.GetPlannerStatusRequest.SerializeToString,
             stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.GetPlannerStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Size(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stoker.api.planner.v1.PlannerService/Size',
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.SizeRequest.SerializeToString,
+            stoker_dot_api_dot_planner_dot_v1_dot_planner__pb2.SizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

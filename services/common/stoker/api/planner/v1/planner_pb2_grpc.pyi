@@ -41,6 +41,22 @@ _PlannerServiceGetPlannerStatusType = typing_extensions.TypeVar(
     ],
 )
 
+_PlannerServiceSizeType = typing_extensions.TypeVar(
+    '_PlannerServiceSizeType',
+    grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.SizeRequest,
+        stoker.api.planner.v1.planner_pb2.SizeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.SizeRequest,
+        stoker.api.planner.v1.planner_pb2.SizeResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.SizeRequest,
+        stoker.api.planner.v1.planner_pb2.SizeResponse,
+    ],
+)
+
 _PlannerServiceCapacityType = typing_extensions.TypeVar(
     '_PlannerServiceCapacityType',
     grpc.UnaryUnaryMultiCallable[
@@ -153,8 +169,8 @@ _PlannerServiceMoveReplicaType = typing_extensions.TypeVar(
     ],
 )
 
-class PlannerServiceStub(typing.Generic[_PlannerServiceGetPlannerStatusType, _PlannerServiceCapacityType, _PlannerServicePlaceType, _PlannerServiceExplainType, _PlannerServiceWhatIfType, _PlannerServiceValidateType, _PlannerServiceProposeMovesType, _PlannerServiceMoveReplicaType]):
-    """How many GPUs a facility carries, and which ones each replica gets.
+class PlannerServiceStub(typing.Generic[_PlannerServiceGetPlannerStatusType, _PlannerServiceSizeType, _PlannerServiceCapacityType, _PlannerServicePlaceType, _PlannerServiceExplainType, _PlannerServiceWhatIfType, _PlannerServiceValidateType, _PlannerServiceProposeMovesType, _PlannerServiceMoveReplicaType]):
+    """How many GPUs a workload needs, how many a facility carries, and which ones each replica gets.
 
     Any planner computes, leading or not; only one computation runs at a time in each (RESOURCE_EXHAUSTED, PLANNER_BUSY).
     A computation ends with its caller: by the deadline, or by cancelling. Only GetPlannerStatus and MoveReplica need the
@@ -166,6 +182,10 @@ class PlannerServiceStub(typing.Generic[_PlannerServiceGetPlannerStatusType, _Pl
         grpc.UnaryUnaryMultiCallable[
             stoker.api.planner.v1.planner_pb2.GetPlannerStatusRequest,
             stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.SizeRequest,
+            stoker.api.planner.v1.planner_pb2.SizeResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             stoker.api.planner.v1.planner_pb2.CapacityRequest,
@@ -204,6 +224,10 @@ class PlannerServiceStub(typing.Generic[_PlannerServiceGetPlannerStatusType, _Pl
             stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            stoker.api.planner.v1.planner_pb2.SizeRequest,
+            stoker.api.planner.v1.planner_pb2.SizeResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             stoker.api.planner.v1.planner_pb2.CapacityRequest,
             stoker.api.planner.v1.planner_pb2.CapacityResponse,
         ],
@@ -236,6 +260,11 @@ class PlannerServiceStub(typing.Generic[_PlannerServiceGetPlannerStatusType, _Pl
     GetPlannerStatus: _PlannerServiceGetPlannerStatusType
     """Whether this process leads, its last plan, and what no longer holds of what stands."""
 
+    Size: _PlannerServiceSizeType
+    """What a model needs under a load on kinds of GPUs, alone or prefill and decode apart: layout, replicas, memory term
+    by term.
+    """
+
     Capacity: _PlannerServiceCapacityType
     """How many racks, nodes and GPUs a facility powers, cools, holds and connects, and what binds."""
 
@@ -263,6 +292,10 @@ PlannerServiceAsyncStub: typing_extensions.TypeAlias = PlannerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         stoker.api.planner.v1.planner_pb2.GetPlannerStatusRequest,
         stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        stoker.api.planner.v1.planner_pb2.SizeRequest,
+        stoker.api.planner.v1.planner_pb2.SizeResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         stoker.api.planner.v1.planner_pb2.CapacityRequest,
@@ -295,7 +328,7 @@ PlannerServiceAsyncStub: typing_extensions.TypeAlias = PlannerServiceStub[
 ]
 
 class PlannerServiceServicer(metaclass=abc.ABCMeta):
-    """How many GPUs a facility carries, and which ones each replica gets.
+    """How many GPUs a workload needs, how many a facility carries, and which ones each replica gets.
 
     Any planner computes, leading or not; only one computation runs at a time in each (RESOURCE_EXHAUSTED, PLANNER_BUSY).
     A computation ends with its caller: by the deadline, or by cancelling. Only GetPlannerStatus and MoveReplica need the
@@ -309,6 +342,16 @@ class PlannerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse, collections.abc.Awaitable[stoker.api.planner.v1.planner_pb2.GetPlannerStatusResponse]]:
         """Whether this process leads, its last plan, and what no longer holds of what stands."""
+
+    @abc.abstractmethod
+    def Size(
+        self,
+        request: stoker.api.planner.v1.planner_pb2.SizeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stoker.api.planner.v1.planner_pb2.SizeResponse, collections.abc.Awaitable[stoker.api.planner.v1.planner_pb2.SizeResponse]]:
+        """What a model needs under a load on kinds of GPUs, alone or prefill and decode apart: layout, replicas, memory term
+        by term.
+        """
 
     @abc.abstractmethod
     def Capacity(
