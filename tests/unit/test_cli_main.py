@@ -47,7 +47,17 @@ VERBS = (
     *("up", "down", "demo", "status", "deploy", "scale", "delete", "logs", "explain", "doctor"),
     *("drain node", "drain replica", "bench routing", "bench replay"),
     *("plan validate", "plan catalogue", "plan import", "plan drift"),
-    *("plan capacity", "scaler why", "scaler dry-run", "scaler policy", "scaler pause", "scaler resume"),
+    *(
+        "plan capacity",
+        "plan place",
+        "plan diff",
+        "plan explain",
+        "scaler why",
+        "scaler dry-run",
+        "scaler policy",
+        "scaler pause",
+        "scaler resume",
+    ),
 )
 
 

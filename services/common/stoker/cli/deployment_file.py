@@ -20,7 +20,8 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _STEP = re.compile(r"(\w+)(?=[.\[]|$)|\[(\d+)\]")
 _ENGINES = ("vllm", "sim")
-_MAX_BYTES = 1 << 20
+_MAX_BYTES, _MOST = 1 << 20, 1_000
+_NEEDS = "at least name, model, engine and replicas"
 _INTEGERS = {
     FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1,
     FieldDescriptor.CPPTYPE_INT32: 2**31 - 1,
@@ -135,6 +136,11 @@ def read(path: Path) -> common_pb2.DeploymentSpec:
     return parse(yaml_file.text(path, _MAX_BYTES), str(path))
 
 
+def read_all(path: Path) -> list[common_pb2.DeploymentSpec]:
+    """The deployments in a file, parted by `---`. Raises StokerError as `read` does, for all of them at once."""
+    return parse_all(yaml_file.text(path, _MAX_BYTES), str(path))
+
+
 def read_policy(path: Path) -> scaling_pb2.ScalingPolicy:
     """The scaling policy in a file, as a deployment's `scaling` states it. Raises StokerError as `read` does."""
     return parse_policy(yaml_file.text(path, _MAX_BYTES), str(path))
@@ -142,18 +148,44 @@ def read_policy(path: Path) -> scaling_pb2.ScalingPolicy:
 
 def parse(text: str, source: str) -> common_pb2.DeploymentSpec:
     """The deployment in a text; `source` names it in errors."""
-    node = yaml_file.composed(text, source, "at least name, model, engine and replicas")
+    node = yaml_file.composed(text, source, _NEEDS)
     reader = _Reader()
+    spec = _deployment(reader, node)
+    reader.mistakes.refuse()
+    return spec
+
+
+def parse_all(text: str, source: str) -> list[common_pb2.DeploymentSpec]:
+    """The deployments in a text; `source` names it in errors."""
+    reader = _Reader()
+    specs: dict[str, common_pb2.DeploymentSpec] = {}
+    nodes = yaml_file.documents(text, source, _NEEDS)
+    if len(nodes) > _MOST:
+        raise yaml_file.bad(f"{source} has {len(nodes)} deployments; a file has at most {_MOST}")
+    for node in nodes:
+        # A deployment of its own: what is wrong with one says nothing of the next.
+        one = _Reader()
+        spec = _deployment(one, node)
+        if spec.name in specs and not one.mistakes:
+            one.wrong(node, f"name: {spec.name!r} is there twice; names are unique")
+        specs[spec.name] = spec
+        reader.mistakes.join(one.mistakes)
+    reader.mistakes.refuse()
+    return list(specs.values())
+
+
+def _deployment(reader: _Reader, node: yaml.Node) -> common_pb2.DeploymentSpec:
+    """A deployment, as far as its node is one; the rest is told to `reader`."""
     values = reader.message(node, common_pb2.DeploymentSpec.DESCRIPTOR)
     if isinstance(node, yaml.MappingNode):
         _check(reader, node, values)
-    reader.mistakes.refuse()
+    if reader.mistakes:
+        return common_pb2.DeploymentSpec()
     spec = common_pb2.DeploymentSpec(**values)
     if spec.HasField("scaling"):
         _check_policy(reader, node, spec.scaling, "scaling")
     if spec.HasField("placement"):
         _tell(reader, node, placement.policy("placement", spec.placement, spec))
-    reader.mistakes.refuse()
     return spec
 
 

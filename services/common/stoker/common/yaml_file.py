@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -23,6 +25,10 @@ class Mistakes:
     def add(self, node: yaml.Node, what: str) -> None:
         """Note `what` at the line of `node`, in the file that it came from."""
         self._told.add((str(node.start_mark.name), node.start_mark.line + 1, what))
+
+    def join(self, others: Mistakes) -> None:
+        """Note what others have gathered too."""
+        self._told |= others._told
 
     def refuse(self, *, lines: bool = True) -> None:
         """Raise StokerError (BAD_FILE), a line for each mistake, if there is any; without `lines` where nobody wrote
@@ -60,11 +66,38 @@ def composed(content: str, source: str, needs: str, *, aliases: bool = True) -> 
 
     Without `aliases` they are a tree, no larger than the text.
     """
+    with _loader(content, source, aliases=aliases) as loader:
+        node = loader.get_single_node()
+    if node is None:
+        raise bad(f"{source} is empty; it needs {needs}")
+    return node
+
+
+def documents(content: str, source: str, needs: str) -> list[yaml.Node]:
+    """The nodes of each document of a YAML text, as they are parted by `---`; empty ones are passed over."""
+    found = []
+    with _loader(content, source, aliases=True) as loader:
+        while loader.check_node():
+            node = loader.get_node()
+            if node is not None and not _is_empty(node):
+                found.append(node)
+    if not found:
+        raise bad(f"{source} is empty; it needs {needs}")
+    return found
+
+
+def _is_empty(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
+
+
+@contextlib.contextmanager
+def _loader(content: str, source: str, *, aliases: bool) -> Iterator[yaml.SafeLoader]:
+    """Raises StokerError (BAD_FILE) where the text is no YAML."""
     try:
         loader = (yaml.SafeLoader if aliases else _WithoutAliases)(content)
         loader.name = source
         try:
-            node = loader.get_single_node()
+            yield loader
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
@@ -76,9 +109,6 @@ def composed(content: str, source: str, needs: str, *, aliases: bool = True) -> 
         raise bad(f"{source}: no valid YAML: {error}") from error
     except RecursionError:
         raise bad(f"{source}: nested too deep; a file of settings has a dozen levels") from None
-    if node is None:
-        raise bad(f"{source} is empty; it needs {needs}")
-    return node
 
 
 def bad(message: str) -> StokerError:

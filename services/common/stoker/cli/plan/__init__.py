@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from stoker.cli.plan import capacity, facility, live, sizing
+from stoker.cli.plan import capacity, diff, explain, facility, live, place, sizing
 
 app = typer.Typer(
     help="Plan capacity and placements: what a facility can power, what a model needs, which GPUs each replica gets.",
@@ -24,4 +24,7 @@ def _common() -> None:
 facility.add_to(app)
 capacity.add_to(app)
 sizing.add_to(app)
+place.add_to(app)
+diff.add_to(app)
+explain.add_to(app)
 live.add_to(app)
