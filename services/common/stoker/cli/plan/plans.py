@@ -21,18 +21,15 @@ from stoker.planner.records import deployment_of
 
 _MAX_BYTES = 64 << 20
 
-UNITS = {
-    Goal.SHORTFALL: ("replicas", 1.0),
+_UNITS = {
     Goal.OVERSUBSCRIBED: ("GB/s", 1e9),
     Goal.ADJACENCY: ("GB/s", 1e9),
+    Goal.LOCALITY: ("roots", 1.0),
     Goal.RAILS: ("GPUs", 1.0),
-    Goal.REGIONS: ("replicas", 1.0),
-    Goal.SPREAD: ("replicas", 1.0),
     Goal.STRANDED: ("kW", 1e3),
     Goal.COST: ("an hour", 1.0),
-    Goal.MOVES: ("replicas", 1.0),
 }
-"""Of each goal the unit in which it is told, and how many of its own that is."""
+"""Of each goal the unit in which it is told, and how many of its own that is; the others count replicas."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,8 @@ def problem_of(facility: Path, deployments: Path) -> tuple[PlacementProblem, Gro
         )
     surface = ground(given)
     counts = {spec.name: spec.replicas for spec in specs}
-    needs = tuple(siting.need_of(deployment_of(spec), counts, surface, applied=True) for spec in specs)
+    spread = siting.default_spread(surface)
+    needs = tuple(siting.need_of(deployment_of(spec), counts, spread) for spec in specs)
     slots = {node.name: 1 for node in given.nodes.values() if not node.gpus}
     return PlacementProblem(given, needs, slots=slots), surface
 
@@ -189,5 +187,5 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def told(score: Score, figure: float | None = None) -> str:
     """A goal's value, or another figure of it, with its unit."""
-    unit, scale = UNITS[score.goal]
+    unit, scale = _UNITS.get(score.goal, ("replicas", 1.0))
     return f"{(score.value if figure is None else figure) / scale:,.4g} {unit}"
