@@ -31,6 +31,8 @@ _LIFETIME = 0.7
 for lives of equal length, 0.74 for exponential ones (M/G/∞)."""
 _FULL = 0.9
 """So full may a KV cache be: beyond, what routers cannot even out makes some replica preempt or let wait."""
+_UNEVEN = 0.25
+"""Share by which the fullest decode replica holds more than the mean, as simulations show it (docs/sizing.md)."""
 _LEAST_LEFT = 0.02
 _NORMAL = NormalDist()
 _RARE = 3.0
@@ -131,7 +133,7 @@ class Serving:
         percentile = _NORMAL.inv_cdf(min(1.0 - 1e-9, 1.0 - self.may_miss))
         # As many more run as tokens take longer for all. What has no room waits long: that shall be rare.
         common = sequences * common_s / itl_s if itl_s else 0.0
-        most = sequences + max(_RARE, percentile) * math.sqrt(sequences + common**2)
+        most = (1.0 + self._uneven(queues)) * sequences + max(_RARE, percentile) * math.sqrt(sequences + common**2)
         late_after = self._late_after(queues, step_s)
         return State(
             replicas,
@@ -253,14 +255,20 @@ class Serving:
         rate = self.workload.requests_per_s / queues
         slope = (self._step(1.01 * sequences + 0.01) - step_s) / (0.01 * sequences + 0.01)
         beside = _LIFETIME * sequences * slope**2
+        uneven = (self._uneven(queues) * sequences * slope) ** 2
         interrupted = 0.0
         if self.role is Role.BOTH:
             squares = sum(own * own for own in self.prefills) / len(self.prefills)
             interrupted = rate * squares * itl_s / self._tokens
         left = max(_LEAST_LEFT, 1.0 - share - rate * self._tokens * slope)
         common = (beside + interrupted) / left**2 / queues
-        own = (beside / (1.0 - share) ** 2 + interrupted) * (1.0 - 1.0 / queues)
+        own = ((beside + uneven) / (1.0 - share) ** 2 + interrupted) * (1.0 - 1.0 / queues)
         return itl_s, math.sqrt(common + own), math.sqrt(common)
+
+    def _uneven(self, queues: int) -> float:
+        """By how much a replica may hold more than its share. Routers spread prefill work more evenly than sequences,
+        which stay where they are."""
+        return _UNEVEN if self.role is Role.DECODE and queues > 1 else 0.0
 
     def _late_after(self, queues: int, step_s: float) -> Callable[[float], float]:
         """The share of the requests whose first token comes after a time."""
