@@ -60,4 +60,5 @@ def test_what_is_left_for_kv_is_what_vllm_logged(logged: Logged) -> None:
 
 
 def test_every_measurement_has_its_source_and_date() -> None:
-    assert all(each.source and each.date for each in (*RATES, *MEMORY))
+    assert all(each.source and each.date for each in RATES)
+    assert all(each.source and each.date for each in MEMORY)
