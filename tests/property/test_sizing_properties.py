@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +17,8 @@ from stoker.planner.core.sizing.memory import Engine, memory, sequence_bytes
 from stoker.planner.core.sizing.rates import Correction, Rates
 from stoker.planner.core.sizing.search import Limits, Sizing
 from stoker.planner.core.sizing.workload import Role, Slo, Workload
+from stoker.planner.model_config import BadModelConfig, parse
+from tests.support.sizing_cases import MODELS as MODEL_FILES
 from tests.support.sizing_cases import machine, model
 
 MODELS = st.sampled_from(
@@ -148,3 +153,35 @@ def test_the_same_question_has_the_same_answer() -> None:
     first, second = (question.answer() for question in questions)
     assert first == second
     assert first.best is not None
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 10**20)
+    | st.floats(allow_nan=True)
+    | st.sampled_from(["", "bfloat16", "fp8", "full_attention", "sliding_attention", "x" * 300]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+EXAMPLES = [json.loads(path.read_text()) for path in sorted(MODEL_FILES.glob("*.json"))]
+
+
+@given(st.sampled_from(EXAMPLES), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_hostile_config_is_read_or_refused_and_never_breaks_a_sizing(
+    config: dict[str, Any], data: st.DataObject
+) -> None:
+    config = copy.deepcopy(config)
+    inside = [value for value in config.values() if isinstance(value, dict)]
+    for _ in range(data.draw(st.integers(1, 3))):
+        where = data.draw(st.sampled_from([config, *inside]))
+        key = data.draw(st.sampled_from([*sorted(where), "num_experts", "sliding_window", "quantization_config"]))
+        where[key] = data.draw(JSON)
+    try:
+        what = parse(config, name="x", source="config.json")
+    except BadModelConfig:
+        return
+    question = Sizing(what, (machine("h100-sxm"),), Workload(1.0, 500.0, 50.0), Slo(), Limits(1, False))
+    answer = question.answer()
+    assert answer.best is not None or all(each.refused for each in answer.candidates)
