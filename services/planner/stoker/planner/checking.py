@@ -25,6 +25,8 @@ from stoker.simulate.settings import Objective, Settings, Starting
 BLOCK = 128
 """Tokens of a simulated block: long ones make it fast."""
 _REQUESTS, _SHORTEST_S = 3_000, 300.0
+_PREFIXES = 2
+"""Shared prefixes for each replica, where some of the prompts' tokens are found in caches."""
 _ANY_S = 1e6
 _MANY_TOKENS_PER_S = 1e12
 
@@ -81,7 +83,7 @@ def replay(pool: Pool, replicas: int, *, seed: int, requests: int) -> Checked:
     )
 
     def jobs() -> Iterator[Job]:
-        return _jobs(workload, role, seconds, seed)
+        return _jobs(workload, role, seconds, seed, _PREFIXES * queues)
 
     run = simulate(jobs, parsed(f"fixed:{queues}", objective), settings, said=_quiet)
     shown = run.figures
@@ -136,17 +138,18 @@ def _prefill(pool: Pool, chunk: int) -> tuple[float, float]:
     return tokens / max(1e-9, once - pair_s * tokens**2 / 2.0), pair_s
 
 
-def _jobs(workload: Workload, role: Role, seconds: float, seed: int) -> Iterator[Job]:
-    """Requests as the workload says; what is found in caches is one prefix that all share."""
+def _jobs(workload: Workload, role: Role, seconds: float, seed: int, prefixes: int) -> Iterator[Job]:
+    """Requests as the workload says; what is found in caches is one of some prefixes, all equally popular."""
     rng = Random(f"{seed} sizing")  # noqa: S311 (repeatable on purpose)
     shared = int(workload.hit_rate * workload.prompt_tokens / BLOCK) if role is not Role.DECODE else 0
-    prefix = tuple(numbered_key(number + 1) for number in range(shared))
+    keys = [tuple(numbered_key(which * shared + place + 1) for place in range(shared)) for which in range(prefixes)]
     at = 0.0
     while (at := at + _gap(rng, workload)) < seconds:
         own = workload.prompt_tokens - shared * BLOCK
         scale = workload.prompt_tokens / own if own > 0.0 else 1.0
         prompt = shared * BLOCK + max(1, round(_size(rng, own, workload.prompt_scv * scale**2)))
         output = 1 if role is Role.PREFILL else max(1, round(_size(rng, workload.output_tokens, workload.output_scv)))
+        prefix = keys[rng.randrange(prefixes)]
         yield Job(at, prefix, prompt, output, own_blocks=-(-(prompt + output) // BLOCK) - shared)
 
 
