@@ -306,6 +306,22 @@ async def test_a_client_cannot_choose_the_engine_nor_name_a_flight(tmp_path: Pat
         await eventually(lambda: idle(running, flights), "released", 1.0)
 
 
+async def test_a_streams_headers_do_not_pass_for_its_first_token(tmp_path: Path) -> None:
+    async with carried(tmp_path, args=SLOW) as (running, url, flights):
+        body = {**GREEDY, "prompt": "a long one " * 300, "max_tokens": 20, "ignore_eos": True, "stream": True}
+        async with running.http.post(f"{url}/v1/completions", json=body) as got:
+            (flight,) = flights.now()
+            began = flight.heard
+            await eventually(lambda: flight.heard > began, "Envoy has reported of it since its headers came")
+            assert not flight.token_seen
+            await got.content.readany()
+            await eventually(lambda: flight.token_seen, "Envoy has reported of its body")
+            assert flight.flight is not None
+            ago_s = flight.flight.first_token_ago_s()
+            assert ago_s is not None
+            assert ago_s < 0.5
+
+
 async def test_time_runs_out_as_the_caller_asked(tmp_path: Path) -> None:
     async with carried(tmp_path, args=SLOW) as (running, url, flights):
         body = {**GREEDY, "prompt": "x", "max_tokens": 400}

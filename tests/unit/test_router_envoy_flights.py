@@ -30,6 +30,14 @@ class Fake:
         self.decided: Any = self
         self.target: Any = self
         self.id = "tiny-0"
+        self.since = 100.0
+        self.ago_s: float | None = None
+
+    def first_token_ago_s(self) -> float | None:
+        return self.ago_s
+
+    def first_token_after(self, seconds: float) -> None:
+        self.told.append(f"first token after {seconds:g} s")
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("first_token", "served", "faulted", "erred"):
@@ -164,6 +172,15 @@ def test_the_first_token_of_a_stream_is_told_once_and_of_no_other(world: World) 
     assert (stream.told, whole.told) == (["first_token"], [])
 
 
+@pytest.mark.parametrize(("ago_s", "said"), [(None, 3), (2.5, 0.5), (2.999, 0.01)])
+def test_a_streams_first_token_is_not_that_of_its_headers(world: World, ago_s: float | None, said: float) -> None:
+    name, flight = world.open()
+    flight.ago_s = ago_s
+    world.now += 3.0
+    world.flights.ended(name, Ending(200, first_byte_s=0.01, tries=1))
+    assert flight.told == [f"first token after {said:g} s", "served"]
+
+
 def test_silence_ends_a_flight_and_a_word_keeps_it(world: World) -> None:
     (_, silent), (name, heard) = world.open(), world.open()
     world.now += 9
@@ -208,9 +225,11 @@ def test_entries_under_way_do_not_end_a_flight(world: World) -> None:
     access_log.take(entry(name, pb.ACCESS_LOG_TYPE_DOWNSTREAM_PERIODIC), world.flights)
     assert flight.told == []
     first = Duration(nanos=5)
-    access_log.take(
-        entry(name, pb.ACCESS_LOG_TYPE_DOWNSTREAM_PERIODIC, time_to_first_upstream_rx_byte=first), world.flights
-    )
+    begun = entry(name, pb.ACCESS_LOG_TYPE_DOWNSTREAM_PERIODIC, time_to_first_upstream_rx_byte=first)
+    access_log.take(begun, world.flights)
+    assert flight.told == [], "headers are no token"
+    begun.response.response_body_bytes = 5
+    access_log.take(begun, world.flights)
     assert (flight.told, flight.released) == (["first_token"], 0)
     access_log.take(entry(name), world.flights)
     assert flight.released == 1

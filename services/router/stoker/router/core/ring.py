@@ -11,6 +11,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+_HOMES_LIMIT = 16_384
+
 
 class Ring:
     """Replicas at `vnodes × weight` points each on a circle of u64; immutable.
@@ -25,6 +27,7 @@ class Ring:
         self._points: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._owners: NDArray[np.int64] = np.empty(0, np.int64)
         self._rising = array("Q")  # the points again: to look one key up, bisect is four times as fast as numpy
+        self._homes: dict[int, str] = {}  # of keys that were asked for
         if weights:
             self._take(Ring({}, vnodes), weights)
 
@@ -69,8 +72,13 @@ class Ring:
 
     def home(self, key: int) -> str | None:
         """Return the first replica of `key`'s order, None on an empty ring."""
+        home = self._homes.get(key)
         size = len(self._owners)
-        return self._names[self._owners.item(self._start(key) % size)] if size else None
+        if home is None and size:
+            if len(self._homes) >= _HOMES_LIMIT:
+                self._homes.clear()
+            home = self._homes[key] = self._names[self._owners.item(self._start(key) % size)]
+        return home
 
     def _start(self, key: int) -> int:
         # Keys of one prefix family may be close: mix, so that neighbours scatter.

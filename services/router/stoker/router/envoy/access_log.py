@@ -68,7 +68,8 @@ def take(entry: pb.HttpEntry, flights: Flights) -> None:
         return
     common = entry.common_properties
     if common.access_log_type in (pb.ACCESS_LOG_TYPE_DOWNSTREAM_START, pb.ACCESS_LOG_TYPE_DOWNSTREAM_PERIODIC):
-        flights.goes_on(name, answered=common.HasField("time_to_first_upstream_rx_byte"))
+        # An engine's first byte is no sign of output: headers of a stream come before its prefill.
+        flights.goes_on(name, answered=entry.response.response_body_bytes > 0)
     elif common.access_log_type == pb.ACCESS_LOG_TYPE_UPSTREAM_END:
         flights.failed_try(name, _ending(entry))
     else:

@@ -31,7 +31,7 @@ class Ending:
     late: bool = False
     """The time ran out that its caller may have set, or that its reader may have used: no sign of a fault."""
     first_byte_s: float | None = None
-    """To the client's first byte, seconds."""
+    """To the client's first byte, seconds; of a stream its headers, which say nothing of a token."""
     tries: int = 0
     """Engines that were tried; 0 where Envoy does not say."""
 
@@ -109,7 +109,7 @@ class Flights:
         return name
 
     def goes_on(self, name: str, *, answered: bool) -> None:
-        """It is still under way; `answered`: the engine's first byte is there."""
+        """It is still under way; `answered`: the answer's body has begun."""
         found = self._open.get(name)
         if found is None:
             return
@@ -141,15 +141,23 @@ class Flights:
         if found is None:
             return
         try:
-            if ending.first_byte_s is not None:
-                metrics.of(metrics.TTFT, found.api).observe(ending.first_byte_s)
+            first_s = self._first_token_s(found, ending)
+            if first_s is not None:
+                metrics.of(metrics.TTFT, found.api).observe(first_s)
             # Where tries do not match, it ended elsewhere than it is counted: to nobody's credit or blame.
             flight = found.flight if ending.tries in (0, found.moves + 1) else None
-            if flight is not None and found.stream and ending.first_byte_s is not None:
-                flight.first_token_after(ending.first_byte_s)
+            if flight is not None and found.stream and first_s is not None:
+                flight.first_token_after(first_s)
             metrics.of(metrics.REQUESTS, found.api, self._settle(flight, ending)).inc()
         finally:
             found.release()
+
+    def _first_token_s(self, found: OpenFlight, ending: Ending) -> float | None:
+        """From arrival to the first token, None where none came; of a stream when a report or its end told of it."""
+        if not found.stream or found.flight is None or ending.first_byte_s is None or ending.status >= 400:
+            return ending.first_byte_s
+        ago_s = found.flight.first_token_ago_s() or 0.0
+        return max(ending.first_byte_s, self._clock() - found.flight.decided.since - ago_s)
 
     def _settle(self, flight: Flight | None, ending: Ending) -> str:
         """Tell a flight how it ended; returns the outcome as metrics call it."""

@@ -274,6 +274,9 @@ class ResponseProperties(Message):
     DESCRIPTOR: Descriptor
 
     RESPONSE_CODE_FIELD_NUMBER: int
+    RESPONSE_BODY_BYTES_FIELD_NUMBER: int
+    response_body_bytes: int
+    """Of the answer's body, so far."""
     @property
     def response_code(self) -> UInt32Value:
         """The HTTP status; unset where there is none."""
@@ -282,6 +285,7 @@ class ResponseProperties(Message):
         self,
         *,
         response_code: UInt32Value | None = ...,
+        response_body_bytes: int = ...,
     ) -> None: ...
     def HasField(self, field_name: Literal["response_code", b"response_code"]) -> bool: ...
-    def ClearField(self, field_name: Literal["response_code", b"response_code"]) -> None: ...
+    def ClearField(self, field_name: Literal["response_body_bytes", b"response_body_bytes", "response_code", b"response_code"]) -> None: ...
