@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,23 +22,40 @@ HtmlOption = Annotated[
     Path | None,
     typer.Option("--html", help="Draw them into this page: one file, names under the pointer.", show_default=False),
 ]
+
+
+class View(StrEnum):
+    """What is drawn."""
+
+    ALL = "all"
+    RACKS = "racks"
+    FABRIC = "fabric"
+
+
+ViewOption = Annotated[View, typer.Option("--view", help="What the drawing shows.")]
 Table = tuple[str, Sequence[Sequence[str]]]
 """A title, and rows of which the first is the head."""
 
 
 def write(
-    out: Output, scene: Callable[[], Scene], svg: Path | None, html: Path | None, tables: Sequence[Table] = ()
+    out: Output,
+    scene: Callable[[], Scene],
+    svg: Path | None,
+    html: Path | None,
+    *,
+    view: View = View.ALL,
+    tables: Sequence[Table] = (),
 ) -> None:
     """Write what was asked for; `scene` is made only then, and `tables` follow the drawing on a page."""
     if svg is None and html is None:
         return
     from stoker.planner.drawing import page
 
-    made = scene()
+    made, shown = scene(), page.View(view.value)
     if svg is not None:
-        _write(out, "--svg", svg, page.drawn(made))
+        _write(out, "--svg", svg, page.drawn(made, shown))
     if html is not None:
-        _write(out, "--html", html, page.page(made, tables))
+        _write(out, "--html", html, page.page(made, tables, shown))
 
 
 def _write(out: Output, option: str, path: Path, content: str) -> None:

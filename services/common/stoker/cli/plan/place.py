@@ -17,7 +17,7 @@ from rich.table import Table
 from stoker.cli import errors
 from stoker.cli.output import Format, FormatOption, Output, counted, or_dash
 from stoker.cli.plan import drawings
-from stoker.cli.plan.drawings import HtmlOption, SvgOption
+from stoker.cli.plan.drawings import HtmlOption, SvgOption, View, ViewOption
 from stoker.common.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def place(
     ] = None,
     svg: SvgOption = None,
     html: HtmlOption = None,
+    view: ViewOption = View.ALL,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Place deployments in a facility: the GPUs of each replica, what has no place and why, how good it is.
@@ -90,7 +91,7 @@ def place(
         if without or add:
             before, otherwise = plan, _otherwise(problem, plan, without or [], add or [])
             plan = plans.made(*otherwise, search_s)
-    drawings.write(out, lambda: _scene(plan), svg, html, _page_tables(plan))
+    drawings.write(out, lambda: _scene(plan), svg, html, view=view, tables=_page_tables(plan))
     value = plans.value(plan)
     value["what_if"] = None if before is None else _what_if(before, plan, without or [], add or [])
     out.result(value, *_shown(plan, before))

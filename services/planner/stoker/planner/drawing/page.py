@@ -46,10 +46,10 @@ def drawn(scene: Scene, view: View = View.ALL) -> str:
     return svg.document(width, height, [_DEFINITIONS, whole.at(_MARGIN, _MARGIN)])
 
 
-def page(scene: Scene, tables: Sequence[tuple[str, Sequence[Sequence[str]]]] = ()) -> str:
+def page(scene: Scene, tables: Sequence[tuple[str, Sequence[Sequence[str]]]] = (), view: View = View.ALL) -> str:
     """A page with the drawing, in which a replica's GPUs light up where a pointer rests; `tables` follow it, each
     a title and rows of which the first is the head."""
-    parts = [_START.replace("TITLE", escape(scene.title)), drawn(scene)]
+    parts = [_START.replace("TITLE", escape(scene.title)), drawn(scene, view)]
     for title, rows in tables:
         if rows:
             parts.append(f"<h2>{escape(title)}</h2><table>{''.join(map(_row, rows, _tags(len(rows))))}</table>")
