@@ -50,7 +50,7 @@ def test_the_keys_stay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     row = {
         *("fill", "racks", "rack_kw_total", "nodes", "nodes_added", "gpus", "gpu_memory_gb", "nodes_per_rack"),
         *("gpus_per_rack", "u_used", "binding", "binding_scope", "binding_at", "why", "cost_per_hour"),
-        "energy_per_hour",
+        *("energy_per_hour", "tokens_per_s", "tokens_per_joule"),
     }
     assert row | {"facility", "limits", "what_if"} == value.keys()
     assert all(each.keys() == row for each in value["what_if"])
@@ -70,6 +70,16 @@ def test_all_types_are_told_side_by_side(monkeypatch: pytest.MonkeyPatch, capsys
 def test_filled_with_something_else(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     value = answer(monkeypatch, capsys, str(EXAMPLES / "rack-15kw.yaml"), "--fill", "dgx-h100")
     assert (value["fill"], value["nodes_per_rack"]) == ("dgx-h100", 1)
+
+
+def test_tokens_are_told_for_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(EXAMPLES.parent / "models" / "llama-3.1-8b.json")
+    value = answer(monkeypatch, capsys, str(EXAMPLES / "dgx-rack.yaml"), "--model", model)
+    rows = {row["fill"]: row for row in value["what_if"]}
+    told = rows["dgx-h100"]
+    assert told["tokens_per_joule"] == pytest.approx(told["tokens_per_s"] / 10_200, rel=0.01)
+    assert rows["dgx-b200"]["tokens_per_joule"] > told["tokens_per_joule"] > 0
+    assert value["tokens_per_s"] == told["tokens_per_s"]
 
 
 def test_people_read_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
     from stoker.planner.core.envelope import Capacity
     from stoker.planner.core.facility.values import Facility
     from stoker.planner.core.limits import Limit
+    from stoker.planner.core.sizing.workload import Slo, Workload
     from stoker.planner.drawing.scene import Scene
+
+_RPS = 100.0
+"""Load by which types are compared: enough for many replicas, so that none is half empty."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -35,6 +40,20 @@ def capacity(
             "--fill", help="Node or rack type to fill it with, in place of what the file says.", show_default=False
         ),
     ] = "",
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", help="A model's config.json: tokens that each type would generate.", show_default=False
+        ),
+    ] = None,
+    isl: Annotated[float, typer.Option("--isl", min=1, max=1e7, help="With --model: prompt tokens, mean.")] = 4_000,
+    osl: Annotated[float, typer.Option("--osl", min=1, max=1e7, help="With --model: generated tokens.")] = 500,
+    slo_ttft_ms: Annotated[
+        float, typer.Option("--slo-ttft-ms", min=1, max=3.6e6, help="With --model: first token within.")
+    ] = 1_000,
+    slo_itl_ms: Annotated[
+        float, typer.Option("--slo-itl-ms", min=0, max=6e4, help="With --model: time between tokens; 0: any.")
+    ] = 50,
     svg: SvgOption = None,
     html: HtmlOption = None,
     output: FormatOption = Format.TEXT,
@@ -46,6 +65,7 @@ def capacity(
     """
     from stoker.planner import facility_file
     from stoker.planner.core import envelope
+    from stoker.planner.core.sizing.workload import Slo, Workload
 
     out = Output(output)
     given = facility_file.read(facility)
@@ -53,10 +73,17 @@ def capacity(
         names = ", ".join(envelope.candidates(given))
         raise InvalidRequest.field("--fill", f"{fill!r} is no type here; known: {names}")
     found = envelope.capacity(given, fill)
+    rates: Mapping[str, float] = {}
+    if model is not None:
+        with out.progress() as progress:
+            if sys.stderr.isatty():
+                progress.say("finding what each GPU type makes of this model")
+            slo = Slo(slo_ttft_ms / 1e3, slo_itl_ms / 1e3 or None, 0.95)
+            rates = _rates(given, found, model, Workload(_RPS, isl, osl, 0.25, 0.25), slo)
     tried = [envelope.capacity(envelope.instead(given), name) for name in envelope.candidates(given)]
     drawings.write(out, lambda: _scene(given, found), svg, html)
-    value = _json(given, found) | {"what_if": [_row(each) for each in tried]}
-    out.result(value, *_shown(given, found, tried))
+    value = _json(given, found, rates) | {"what_if": [_row(each, rates) for each in tried]}
+    out.result(value, *_shown(given, found, tried, rates))
 
 
 def _scene(facility: Facility, found: Capacity) -> Scene:
@@ -69,11 +96,24 @@ def _scene(facility: Facility, found: Capacity) -> Scene:
     return Scene.of_capacity(found, facility, tuple(notes))
 
 
-def _json(facility: Facility, found: Capacity) -> dict[str, Any]:
-    return {"facility": facility.name, **_row(found), "limits": [_limit(limit) for limit in found.limits]}
+def _rates(facility: Facility, found: Capacity, model: Path, workload: Workload, slo: Slo) -> Mapping[str, float]:
+    """Tokens per second of one GPU of each type that is told of."""
+    from stoker.planner import model_config
+    from stoker.planner.core import envelope
+    from stoker.planner.yields import yields
+
+    names = dict.fromkeys(node.type for node in found.facility.nodes.values())
+    for name in envelope.candidates(facility):
+        whole = facility.rack_types.get(name)
+        names |= dict.fromkeys(whole.nodes if whole is not None else (name,))
+    return yields(facility, names, model_config.read(model), workload, slo)
 
 
-def _row(found: Capacity) -> dict[str, Any]:
+def _json(facility: Facility, found: Capacity, rates: Mapping[str, float]) -> dict[str, Any]:
+    return {"facility": facility.name, **_row(found, rates), "limits": [_limit(limit) for limit in found.limits]}
+
+
+def _row(found: Capacity, rates: Mapping[str, float]) -> dict[str, Any]:
     from stoker.planner.core.envelope import in_words
 
     bound = found.binding
@@ -100,6 +140,8 @@ def _row(found: Capacity) -> dict[str, Any]:
         "why": in_words(bound, found.fill) if bound else None,
         "cost_per_hour": _rounded(found.cost_per_hour),
         "energy_per_hour": _rounded(found.energy_per_hour),
+        "tokens_per_s": _rounded(found.tokens_per_s(rates)),
+        "tokens_per_joule": _rounded(found.tokens_per_joule(rates)),
     }
 
 
@@ -124,10 +166,12 @@ def _limit(limit: Limit) -> dict[str, Any]:
     }
 
 
-def _shown(facility: Facility, found: Capacity, tried: Sequence[Capacity]) -> list[RenderableType]:
+def _shown(
+    facility: Facility, found: Capacity, tried: Sequence[Capacity], rates: Mapping[str, float]
+) -> list[RenderableType]:
     from stoker.planner.core.envelope import amount
 
-    bound = _row(found)
+    bound = _row(found, rates)
     limits = _table("limit", "of", "has", "used", "left", "room for")
     for limit in found.limits:
         after = f" after the loss of {limit.lost}" if limit.lost else ""
@@ -139,11 +183,14 @@ def _shown(facility: Facility, found: Capacity, tried: Sequence[Capacity]) -> li
             *(amount(limit.kind, figure) for figure in figures),
             or_dash(room),
         )
+    tokens = ("tokens/s", "tokens/J") if rates else ()
     compared = _table(
-        "filled with", "racks", "nodes", "a rack", "GPUs", "GPU memory", "power", "cost/h", "energy/h", "binds"
+        *("filled with", "racks", "nodes", "a rack", "GPUs", "GPU memory", "power", "cost/h", "energy/h"),
+        *tokens,
+        "binds",
     )
     for each in tried:
-        row = _row(each)
+        row = _row(each, rates)
         compared.add_row(
             each.fill,
             f"{each.racks:,}",
@@ -154,6 +201,7 @@ def _shown(facility: Facility, found: Capacity, tried: Sequence[Capacity]) -> li
             f"{each.power / 1e3:,.1f} kW",
             or_dash(each.cost_per_hour, "{:,.2f}"),
             or_dash(each.energy_per_hour, "{:,.2f}"),
+            *([or_dash(row["tokens_per_s"], "{:,.0f}"), or_dash(row["tokens_per_joule"], "{:.3f}")] if rates else []),
             f"{row['binding']} of the {row['binding_scope']}" if each.binding else "–",
         )
     return [_headline(facility, found), *([f"binds: {bound['why']}"] if bound["why"] else []), limits, "", compared]

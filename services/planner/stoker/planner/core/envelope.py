@@ -5,6 +5,7 @@ A facility is filled node by node until something runs out, and what ran out is 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -42,16 +43,24 @@ class Capacity:
     cost_per_hour: float | None
     energy_per_hour: float | None
 
-    def tokens_per_joule(self, rates: Mapping[str, float]) -> float | None:
-        """Tokens for each joule that the racks draw at the most; `rates` are tokens/s of one GPU, by GPU type.
+    def tokens_per_s(self, rates: Mapping[str, float]) -> float | None:
+        """Tokens that all its GPUs generate; `rates` are tokens per second of one, by GPU type.
 
-        None where a type with GPUs has no rate: the sum would be of something else than the racks.
+        None where a type has no rate: the sum would be of something else than the facility.
         """
         types = self.facility.node_types
-        gpus = [types[node.type] for node in self.facility.nodes.values() if types[node.type].gpus]
-        if not gpus or not self.power or any(kind.gpu not in rates for kind in gpus):
+        gpus = Counter[str]()
+        for node in self.facility.nodes.values():
+            gpus[types[node.type].gpu] += types[node.type].gpus
+        used = {gpu: count for gpu, count in gpus.items() if count}
+        if not used or not used.keys() <= rates.keys():
             return None
-        return sum(kind.gpus * rates[kind.gpu] for kind in gpus) / self.power
+        return sum(count * rates[gpu] for gpu, count in used.items())
+
+    def tokens_per_joule(self, rates: Mapping[str, float]) -> float | None:
+        """Tokens for each joule that the racks draw at the most; None as for `tokens_per_s`."""
+        tokens = self.tokens_per_s(rates)
+        return tokens / self.power if tokens is not None and self.power else None
 
 
 def capacity(facility: Facility, fill: str = "") -> Capacity:
