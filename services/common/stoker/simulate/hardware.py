@@ -19,12 +19,13 @@ USED = 0.9  # vLLM's default gpu_memory_utilization
 SPARE_BYTES = 2e9  # activations and CUDA graphs; assumed
 # The share of FLOPS that vLLM reaches in prefill: llm-d measured 15,926 tokens/s of Qwen3-32B (32.8e9 parameters)
 # on two H100 (github.com/llm-d/llm-d, pull request 2071). More lose more to communication: this is the best case.
-PREFILL_SHARE = 15_926 * 2 * 32.8e9 / (2 * FLOPS)
+LLM_D_TOKENS_PER_S = 15_926
+PREFILL_SHARE = LLM_D_TOKENS_PER_S * 2 * 32.8e9 / (2 * FLOPS)
 # Oracle's published benchmark of Llama-3.3-70B on eight (docs.oracle.com, "Benchmark: Meta Llama 3.3 (70B)", prompts
 # of about 480 tokens): 58.64 tokens/s of one stream, 35.74 of each of 64; TTFT 0.05 s.
 ORACLE_GPUS = 8
-DECODE_S = 1 / 58.64
-SEQUENCE_S = (1 / 35.74 - 1 / 58.64) / 63
+DECODE_S, DECODE_64_S = 1 / 58.64, 1 / 35.74
+SEQUENCE_S = (DECODE_64_S - DECODE_S) / 63
 TTFT_S, TTFT_TOKENS = 0.05, 480
 
 

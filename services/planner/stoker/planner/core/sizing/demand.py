@@ -7,7 +7,7 @@ from stoker.planner.core.sizing.layout import stages
 from stoker.planner.core.sizing.memory import sequence_bytes
 from stoker.planner.core.sizing.search import Plan, Pool
 from stoker.planner.core.sizing.workload import Role, Workload
-from stoker.planner.core.units import BytesPerSecond, Watts
+from stoker.planner.core.units import BytesPerSecond
 
 
 def needs(plan: Plan, deployment: str) -> tuple[Need, ...]:
@@ -50,7 +50,6 @@ def _need(plan: Plan, pool: Pool, deployment: str) -> Need:
     # Ranks that exchange tokens with each other's experts by NVLink belong together as TP ranks do.
     ranks = layout.tp * layout.dp
     close = ranks if layout.expert_parallel and 1 < ranks <= machine.domain else layout.tp
-    idle, most = machine.node.idle_power, machine.node.max_power
     return Need(
         deployment=deployment,
         replicas=pool.replicas,
@@ -59,7 +58,8 @@ def _need(plan: Plan, pool: Pool, deployment: str) -> Need:
         tensor_parallel=close,
         gpu_types=frozenset({machine.gpu.name}),
         engine="vllm",
-        busy_power=Watts(-(-(most - idle) // machine.per_node)) if most else machine.gpu.max_power,
+        # A busy GPU draws what its node type says, where that says anything.
+        busy_power=None if machine.node.max_power else machine.gpu.max_power,
         peer_rate=member_rate(pool),
         pair=Pair(_named(deployment.removesuffix("-prefill"), Role.DECODE), kv_rate(plan))
         if pool.role is Role.PREFILL

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from stoker.planner.core.sizing.factors import REQUEST_S
 from stoker.planner.core.sizing.layout import Layout
 from stoker.planner.core.sizing.measured import Measured
+from stoker.simulate.hardware import DECODE_64_S, DECODE_S, LLM_D_TOKENS_PER_S
 
 MS = 1e-3
 
@@ -95,7 +96,7 @@ RATES: tuple[Published, ...] = (
     _prefill("llama-3.1-8b", A100, 2, 7_000, 319.86, _DLI),
     _prefill("llama-3.3-70b-fp8", H100, 2, 500, 47.77, _NIM),
     _prefill("llama-3.3-70b-fp8", H100, 2, 5_000, 406.77, _NIM),
-    _prefill("qwen3-32b", H100, 2, 8_192, 8_192 / 15.926, _LLM_D, alone=False),
+    _prefill("qwen3-32b", H100, 2, 8_192, 8_192 / LLM_D_TOKENS_PER_S / MS, _LLM_D, alone=False),
     _step("llama-3.1-70b", A100, 4, (1, 300), 29.86, _DLI),
     _step("llama-3.1-70b", A100, 4, (25, 300), 34.68, _DLI, (3.19, 200)),
     _step("llama-3.1-70b", A100, 4, (50, 300), 37.97, _DLI, (5.46, 200)),
@@ -117,8 +118,8 @@ RATES: tuple[Published, ...] = (
     _step("llama-3.3-70b-fp8", H100, 2, (5, 5_250), 21.83, _NIM, (0.437, 5_000)),
     _step("llama-3.3-70b-fp8", H100, 2, (25, 5_250), 38.75, _NIM, (1.247, 5_000)),
     _step("llama-3.3-70b-fp8", H100, 2, (50, 5_250), 59.73, _NIM, (1.629, 5_000)),
-    _step("llama-3.1-70b", H100, 8, (1, 700), 1_000 / 58.64, _ORACLE),
-    _step("llama-3.1-70b", H100, 8, (64, 700), 1_000 / 35.74, _ORACLE),
+    _step("llama-3.1-70b", H100, 8, (1, 700), DECODE_S / MS, _ORACLE),
+    _step("llama-3.1-70b", H100, 8, (64, 700), DECODE_64_S / MS, _ORACLE),
     _step("llama-3.1-70b", H200, 4, (8, 96), 2_077.5 / 128, _CI),
     _step("llama-3.1-8b", H200, 1, (8, 96), 833.4 / 128, _CI),
     _step("mixtral-8x7b", H200, 2, (8, 96), 1_917.4 / 128, _CI),
