@@ -31,7 +31,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 def test_json_has_inputs_memory_by_terms_and_what_binds(capsys: pytest.CaptureFixture[str]) -> None:
     value = as_json(capsys, "--model", MODEL, "--gpu", "h100-sxm", *ISSUED)
     assert value["model"]["kv_bytes_per_token"] == 131_072
-    assert value["inputs"]["engine_utilization"] == 0.9
+    assert value["inputs"]["engines"]["h100-sxm"]["utilization"] == 0.9
     assert value["gpus"] == sum(pool["gpus"] for pool in value["best"]["pools"])
     for pool in value["best"]["pools"]:
         memory = pool["memory"]
@@ -44,6 +44,13 @@ def test_json_has_inputs_memory_by_terms_and_what_binds(capsys: pytest.CaptureFi
         assert pool["replicas_fewest"] <= pool["replicas"] <= pool["replicas_most"]
     assert value["simulated"] is None
     assert len(value["considered"]) > 30
+
+
+def test_each_gpu_type_has_vllms_defaults_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    value = as_json(capsys, "--model", MODEL, "--gpu", "h100-sxm", "--gpu", "l40s", *ISSUED, "--max-num-seqs", "64")
+    engines = value["inputs"]["engines"]
+    assert [engines[gpu]["batched_tokens"] for gpu in ("h100-sxm", "l40s")] == [8_192, 2_048]
+    assert {each["max_seqs"] for each in engines.values()} == {64}
 
 
 def test_one_pool_says_its_replicas_at_the_top(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.common.errors import InvalidRequest
 from stoker.planner import facility_file
-from stoker.planner.checking import replay
+from stoker.planner.checking import check, replay
 from stoker.planner.core.placement.placing import greedy
 from stoker.planner.core.placement.values import PlacementProblem
 from stoker.planner.core.sizing import demand
@@ -163,6 +164,12 @@ def test_a_simulation_keeps_the_slo_with_the_answer_and_not_with_clearly_fewer()
 def test_the_simulation_agrees_with_the_formula_on_times() -> None:
     (pool,) = best(answered("llama-3.1-8b", "h100-sxm", LOAD, SLO, Limits(1, disaggregated=False))).pools
     _agree(pool, 8)
+
+
+def test_a_load_that_cannot_be_simulated_is_refused() -> None:
+    plan = best(answered("llama-3.1-8b", "h100-sxm", Workload(5_000.0, 100.0, 10.0), SLO, Limits(1, False)))
+    with pytest.raises(InvalidRequest, match="check a part of the load"):
+        check(plan)
 
 
 def _agree(pool: Pool, replicas: int) -> None:

@@ -14,6 +14,7 @@ from random import Random
 
 from stoker.bench.replicas import Hardware, Job
 from stoker.bench.traces import numbered_key
+from stoker.common.errors import InvalidRequest
 from stoker.planner.core.sizing import factors
 from stoker.planner.core.sizing.search import Plan, Pool
 from stoker.planner.core.sizing.workload import Role, Workload
@@ -24,7 +25,8 @@ from stoker.simulate.settings import Objective, Settings, Starting
 
 BLOCK = 128
 """Tokens of a simulated block: long ones make it fast."""
-_REQUESTS, _SHORTEST_S = 3_000, 300.0
+_REQUESTS, _MOST_REQUESTS = 3_000, 100_000
+_SHORTEST_S, _USUAL_S = 60.0, 300.0
 _PREFIXES = 2
 """Shared prefixes for each replica, where some of the prompts' tokens are found in caches."""
 _ANY_S = 1e6
@@ -49,7 +51,15 @@ class Checked:
 
 
 def check(plan: Plan, *, seed: int = 1, said: Callable[[str], None] = lambda text: None) -> list[Checked]:
-    """Each pool as it is answered, then with one replica fewer."""
+    """Each pool as it is answered, then with one replica fewer.
+
+    Raises InvalidRequest where a minute of the load is more than can be simulated.
+    """
+    if plan.workload.requests_per_s * _SHORTEST_S > _MOST_REQUESTS:
+        most = _MOST_REQUESTS / _SHORTEST_S
+        raise InvalidRequest.field(
+            "--check", f"above {most:,.0f} requests/s is not simulated; check a part of the load"
+        )
     found = []
     for pool in plan.pools:
         for replicas in (pool.replicas, pool.replicas - 1):
@@ -69,7 +79,8 @@ def replay(pool: Pool, replicas: int, *, seed: int, requests: int) -> Checked:
         slo.ttft_s / 2.0 if role is Role.DECODE else max(1e-6, slo.ttft_s - serving.transfer_s - factors.REQUEST_S),
         None if role is Role.PREFILL else slo.itl_s,
     )
-    seconds = max(_SHORTEST_S, requests / workload.requests_per_s)
+    usual_s = max(_USUAL_S, requests / workload.requests_per_s)
+    seconds = min(usual_s, _MOST_REQUESTS / workload.requests_per_s)
     settings = Settings(
         hardware=hardware_of(pool, replicas),
         objective=objective,

@@ -12,7 +12,6 @@ from stoker.api.registry.v1 import registry_pb2
 from stoker.common.errors import Code, StokerError
 from stoker.planner.core.sizing.layout import Layout
 from stoker.planner.core.sizing.measured import Measured, Used, correction
-from stoker.planner.core.sizing.memory import Engine
 from stoker.planner.core.sizing.search import Sizing
 
 COLUMNS = ("gpu", "kind", "seconds")
@@ -99,9 +98,7 @@ def of_agents(
 def corrected(question: Sizing, measured: Sequence[Measured]) -> tuple[Sizing, dict[str, Used]]:
     """The question with its rates corrected by measurements, and by GPU type what became of these."""
     used = {
-        machine.gpu.name: correction(
-            measured, question.model, machine, (question.engine or Engine.on(machine.gpu)).batched_tokens
-        )
+        machine.gpu.name: correction(measured, question.model, machine, question.engine_on(machine).batched_tokens)
         for machine in question.machines
     }
     return replace(question, corrections={gpu: each.correction for gpu, each in used.items()}), used

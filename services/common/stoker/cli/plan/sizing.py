@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -121,7 +122,9 @@ def size(
     if objective is Objective.COST and not all(host.cost_per_hour for host in hosts):
         raise InvalidRequest.field("--objective", "the catalogue knows no prices of these; choose gpus or energy")
     read = model_config.read(model, kv_dtype=kv_dtype)
-    engines = [Engine.on(host.gpu) for host in hosts]
+    settings: dict[str, Any] = {"utilization": utilization, "hybrid": hybrid}
+    settings |= {"batched_tokens": batched_tokens} if batched_tokens else {}
+    settings |= {"max_seqs": max_seqs} if max_seqs else {}
     question = search.Sizing(
         read,
         hosts,
@@ -129,12 +132,7 @@ def size(
         workload.Slo(slo_ttft_ms / 1e3, slo_itl_ms / 1e3 or None, percentile / 100.0),
         search.Limits(max_gpus, split is Split.ANY, tp or None, pp or None, dp or None),
         search.Objective(objective.value),
-        engine=Engine(
-            utilization,
-            batched_tokens=batched_tokens or min(each.batched_tokens for each in engines),
-            max_seqs=max_seqs or min(each.max_seqs for each in engines),
-            hybrid=hybrid,
-        ),
+        engines={host.gpu.name: replace(Engine.on(host.gpu), **settings) for host in hosts},
     )
     with out.progress() as progress:
         measured = [each for path in profile or [] for each in profiles.read(path)]

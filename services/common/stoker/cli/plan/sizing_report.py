@@ -15,7 +15,7 @@ from stoker.planner.checking import Checked
 from stoker.planner.core.sizing import demand
 from stoker.planner.core.sizing.machine import Machine
 from stoker.planner.core.sizing.measured import Used
-from stoker.planner.core.sizing.memory import Engine, Memory
+from stoker.planner.core.sizing.memory import Memory
 from stoker.planner.core.sizing.search import Answer, Candidate, Plan, Pool, Sizing, smallest_fitting
 from stoker.planner.core.sizing.workload import Role
 
@@ -86,7 +86,6 @@ class Report:
 
     def _inputs(self) -> dict[str, Any]:
         question, slo = self.question, self.question.slo
-        engine = question.engine or Engine.on(question.machines[0].gpu)
         load = question.workload
         return {
             "gpus": [machine.gpu.name for machine in question.machines],
@@ -103,7 +102,7 @@ class Report:
             "percentile": 100.0 * slo.attainment,
             "objective": question.objective.value,
             "max_gpus_per_replica": question.limits.gpus,
-            **{f"engine_{name}": value for name, value in asdict(engine).items()},
+            "engines": {machine.gpu.name: asdict(question.engine_on(machine)) for machine in question.machines},
         }
 
     def _head(self) -> str:
@@ -197,7 +196,7 @@ class Report:
             if each.machine == machine and each.memory
         ]
         least, name = min(missing, default=(0.0, "any layout"))
-        found = smallest_fitting(self.question.model, machine, self.question.engine or Engine.on(machine.gpu))
+        found = smallest_fitting(self.question.model, machine, self.question.engine_on(machine))
         more = (
             f"{found.name}, {found.gpus} GPUs, would do (--max-gpus {found.gpus})" if found else "no number would do"
         )

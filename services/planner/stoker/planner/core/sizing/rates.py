@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from stoker.planner.core.sizing import factors
-from stoker.planner.core.sizing.architecture import Format, Layers, Model, layer_tensors
+from stoker.planner.core.sizing.architecture import BF16, Format, Layers, Model, layer_tensors
 from stoker.planner.core.sizing.layout import Layout, alike, kv_bytes, layer_weights
 from stoker.planner.core.sizing.machine import Link, Machine
 
@@ -196,7 +196,8 @@ class Rates:
         if attention.latent and not prefill:
             # Decoding absorbs the projections: heads attend in the latent space.
             pair_flops = 2.0 * attention.heads * (2 * attention.latent.rank + attention.latent.rope)
-        seconds += pairs * pair_flops / layout.tp / (dense_share * self._flops(model.kv_format))
+        # Attention multiplies in bf16 even where its cache is stored in fp8.
+        seconds += pairs * pair_flops / layout.tp / (dense_share * self._flops(BF16))
         weights = layer_weights(model, run, layout)
         reading = weights.total - weights.experts
         if feed.experts:

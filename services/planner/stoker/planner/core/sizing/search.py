@@ -185,8 +185,8 @@ class Sizing:
     objective: Objective = Objective.GPUS
     corrections: dict[str, Correction] | None = None
     """By name of the GPU type."""
-    engine: Engine | None = None
-    """None: vLLM's defaults for each GPU type."""
+    engines: dict[str, Engine] | None = None
+    """By name of the GPU type; vLLM's defaults for those that are not in it."""
 
     def answer(self) -> Answer:
         """The best plan, what else is on the frontier, and what was considered; the same whenever it is asked."""
@@ -217,7 +217,7 @@ class Sizing:
 
     def serving(self, machine: Machine, layout: Layout, role: Role, correction: Correction) -> Serving:
         """Replicas of a role in a layout on a machine, however many."""
-        engine = self.engine or Engine.on(machine.gpu)
+        engine = self.engine_on(machine)
         held = memory(self.model, layout, machine.gpu, engine, [self.workload.length])
         rates = Rates(self.model, layout, machine, correction)
         apart = role is not Role.BOTH
@@ -248,6 +248,10 @@ class Sizing:
         if state is None:
             return Candidate(machine, layout, role, serving, refused="no number of replicas keeps the SLO")
         return Candidate(machine, layout, role, serving, Pool(serving, state, *serving.binding(state)))
+
+    def engine_on(self, machine: Machine) -> Engine:
+        """The settings of engines there."""
+        return (self.engines or {}).get(machine.gpu.name) or Engine.on(machine.gpu)
 
     def corrected(self, gpu: str) -> Correction:
         """What measurements say of a GPU type; where there are none, that the roofline is right."""
