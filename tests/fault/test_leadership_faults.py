@@ -17,6 +17,7 @@ from stoker.common.errors import StokerError
 from stoker.registry.client import FleetView, RegistryClient
 from tests.support.deciders import TTL_S, DeciderProcess, ObedientAgent
 from tests.support.etcd import EtcdServer
+from tests.support.facilities import hall
 from tests.support.registry import RegistryProcess, Watcher, node, spec
 from tests.support.waiting import eventually
 
@@ -217,11 +218,14 @@ async def test_a_planner_killed_amid_a_large_plan_leaves_nothing_booked_twice(
                 await each.serving()
             await eventually(lambda: view.leaders.get("planner") is not None)
             first = next(p for p in planners if p.candidate == view.leaders["planner"].candidate)
+            racks = {"r1": "n[0-3]", "r2": "n[4-7]"}
+            await client.put_facility(hall(racks, rack_kw=400, gpus=64))
             await client.put_deployment(spec("big", replicas=250, gpus_per_node=2))
             # The plan is written in three pieces; it dies after the first.
             await eventually(lambda: len(view.assignments) > 0)
             first.kill()
-            await eventually(lambda: len(view.assignments) == 250, within_s=TTL_S + 10)
+            await client.put_facility(hall({**racks, "r3": "x"}, rack_kw=400, gpus=64))
+            await eventually(lambda: len(view.assignments) == 250, within_s=TTL_S + 15)
             booked = [(m.node_id, gpu) for a in view.assignments.values() for m in a.members for gpu in m.gpu_indices]
             assert len(booked) == len(set(booked)) == 500
             assert all(a.fence.role == "planner" for a in view.assignments.values())

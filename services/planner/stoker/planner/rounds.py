@@ -67,6 +67,7 @@ class PlannerRound:
         self._retiring_since: dict[str, float] = {}
         self._unplaced: tuple[Unplaced, ...] = ()
         self._violations: tuple[Violation, ...] = ()
+        self._last: tuple[Problem, Plan] | None = None
         self._searched: Hashable = None
         self._judged: Hashable = None
         self._judged_at = float("-inf")
@@ -148,9 +149,7 @@ class PlannerRound:
         agents = {name: replica.agent_endpoint for name, replica in view.replicas.items()}
         problem = problem_of(view, self._presence, self._replacing, self._overdue(view, now), self._moves)
         problem = await self._on_ground(view, problem)
-        # In a thread: a large plan must not keep this process from renewing its leadership.
-        with metrics.SEARCH_SECONDS.time():
-            drawn = await asyncio.to_thread(plan, problem, self._limits_for(problem), time.monotonic)
+        drawn = await self._drawn(problem)
         self._note(drawn)
         puts = [
             record_of(
@@ -174,6 +173,15 @@ class PlannerRound:
         self._judge_moves(problem, drawn)
         await self._judge(problem, now)
         return revision
+
+    async def _drawn(self, problem: Problem) -> Plan:
+        """The plan. What stood still keeps its plan: a replica without a place is not looked for anew each second."""
+        if self._last is None or not self._last[1].quiet or self._last[0] != problem:
+            # In a thread: a large plan must not keep this process from renewing its leadership.
+            with metrics.SEARCH_SECONDS.time():
+                drawn = await asyncio.to_thread(plan, problem, self._limits_for(problem), time.monotonic)
+            self._last = problem, drawn
+        return self._last[1]
 
     def _on_ground(self, view: FleetView, problem: Problem) -> asyncio.Future[Problem]:
         """`problem` with the facility of the same moment."""
