@@ -75,6 +75,10 @@ class Shelf:
         self._seen = {node: state.free[node] for node in self._of}
         self._classes: list[dict[int, list[tuple[int, str]]]] = [{} for _ in self.cells]
         self.version = [0] * len(self.cells)
+        self._wholes: dict[tuple[str, int], tuple[int, int]] = {}
+        self._in_rack: defaultdict[str, list[int]] = defaultdict(list)
+        for cell in self.cells:
+            self._in_rack[cell.rack].append(cell.number)
         self._fitting: dict[str, list[Cell]] = {}
         for cell in self.cells:
             for node in cell.nodes:
@@ -97,6 +101,18 @@ class Shelf:
     def classes(self, cell: Cell) -> Iterator[tuple[int, list[tuple[int, str]]]]:
         """Free GPUs as a bit set, and the nodes with just these by their order; none that are full."""
         return ((free, nodes) for free, nodes in self._classes[cell.number].items() if free)
+
+    def wholes(self, rack: str, size: int) -> int:
+        """For how many members of `size` GPUs a rack has room."""
+        cells = self._in_rack[rack]
+        version = sum(self.version[cell] for cell in cells)
+        known, number = self._wholes.get((rack, size), (-1, 0))
+        if known != version:
+            number = sum(
+                free.bit_count() // size * len(nodes) for cell in cells for free, nodes in self._classes[cell].items()
+            )
+            self._wholes[rack, size] = version, number
+        return number
 
     def fitting(self, need: Need) -> list[Cell]:
         """The cells that suit `need`, whatever is free in them."""

@@ -24,7 +24,7 @@ WHOLE = 12_000
 """Choices (replica kinds times cells) up to which a problem is solved as one."""
 
 WORKERS = 2
-_PART_S, _LEAST_S = 3.0, 0.5
+_PART_S, _LEAST_S, _SHARE = 3.0, 0.5, 0.6
 _VARIABLE_S, _NODE_S = 60e-6, 300e-6
 """Seconds that writing a model down and reading it off take, about: what is counted where there is no clock."""
 Clock = Callable[[], float]
@@ -163,7 +163,7 @@ def _solve(
             model.cp.add(objective.value <= 0)
             continue
         model.cp.minimize(objective.value)
-        share = max(_LEAST_S / 10, left_s * (0.5 if place + 1 < len(todo) else 1.0))
+        share = max(_LEAST_S / 10, left_s * (_SHARE if place + 1 < len(todo) else 1.0))
         solver = budget.solver(share)
         status = solver.solve(model.cp)
         left_s -= solver.wall_time

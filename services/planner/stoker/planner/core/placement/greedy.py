@@ -22,6 +22,7 @@ from stoker.planner.core.placement.values import Domain, Member, Need, Placed, P
 from stoker.planner.core.placement.worth import kv_shares, stays, wanted_by_region, worth
 
 Rank = tuple[float, ...]
+_Class = tuple[int, int, int, int, int, list[tuple[int, str]]]
 
 _TRIES = 3
 
@@ -81,7 +82,7 @@ class Greedy:
         self._names: dict[str, Iterator[str]] = {}
         self._heaped: dict[str, int] = {}
         self._heaps: dict[str, list[tuple[Rank, int]]] = {}
-        self._classes: dict[tuple[int, int, int], tuple[int, list[tuple[int, int, int, list[tuple[int, str]]]]]] = {}
+        self._classes: dict[tuple[int, int, int], tuple[int, list[_Class]]] = {}
 
     @cached_property
     def shelf(self) -> Shelf:
@@ -167,7 +168,7 @@ class Greedy:
         found = self._best_class(cell, need)
         if found is None:
             return None
-        bad, broken, left, node = found
+        bad, before, after, left, node = found
         touched = self.state.touched[need.deployment]
         over, leaving = self._kv(cell, shares) if shares else (0.0, 0.0)
         too_many_there = False
@@ -175,20 +176,33 @@ class Greedy:
             region = self.state.ground.region(node)
             too_many_there = touched["region", region] >= wanted_by_region(need).get(region, 0)
         cost = self.state.ground.gpu_cost(node)
+        broken = self._broken(cell, need, after - before) if need.gpus else 0
         worse = touched["rack", cell.rack] >= self.state.worst[need.deployment]
         return bad, over, leaving, too_many_there, worse, broken, cost, left
 
-    def _best_class(self, cell: Cell, need: Need) -> tuple[int, int, int, str] | None:
-        """The node of `cell` that suits best: how badly groups lie, GPUs that break off, GPUs left, its name."""
+    def _broken(self, cell: Cell, need: Need, change: int) -> int:
+        """GPUs that will no longer serve a member of the largest size, for want of company or of power, but could run
+        something; `change` is by how many whole members fewer the node has room."""
+        size, draw = self.state.largest_member(cell.nodes[0]), self.state.ground.gpu_draw(None, cell.nodes[0])
+        room = self.state.headroom(cell.rack)
+        if room is None or not draw:
+            return -need.gpus - size * change
+        wholes, powered = self.shelf.wholes(cell.rack, size), room // draw
+        fewer = min(wholes + change, (powered - need.gpus) // size) - min(wholes, powered // size)
+        return -need.gpus - size * fewer
+
+    def _best_class(self, cell: Cell, need: Need) -> tuple[int, int, int, int, str] | None:
+        """The node of `cell` that suits best: how badly groups lie, whole members of the largest size for which there
+        is room before and after, GPUs left, its name."""
         if not self.open(cell.nodes[0], need):
             return None
-        for bad, broken, left, nodes in self._ranked_classes(cell, need):
+        for bad, _, before, after, left, nodes in self._ranked_classes(cell, need):
             for _, node in nodes:
                 if self.carries(node, need):
-                    return bad, broken, left, node
+                    return bad, before, after, left, node
         return None
 
-    def _ranked_classes(self, cell: Cell, need: Need) -> list[tuple[int, int, int, list[tuple[int, str]]]]:
+    def _ranked_classes(self, cell: Cell, need: Need) -> list[_Class]:
         """What `_best_class` goes through, the best first; kept until the cell changes."""
         key = (cell.number, need.gpus, need.tensor_parallel)
         version, ranked = self._classes.get(key, (-1, []))
@@ -200,15 +214,15 @@ class Greedy:
             found = choose(layout, free, need.gpus, need.tensor_parallel) if need.gpus else ((), 0)
             if found is not None:
                 left = free.bit_count() - need.gpus
-                broken = left % size - (left + need.gpus) % size
-                ranked.append((found[1], broken, left if need.gpus else -left, nodes))
+                before, after = (left + need.gpus) // size, left // size
+                ranked.append((found[1], before - after, before, after, left if need.gpus else -left, nodes))
         ranked.sort()
         self._classes[key] = self.shelf.version[cell.number], ranked
         return ranked
 
     def _on(self, cell: Cell, need: Need) -> tuple[Member, ...]:
         found = self._best_class(cell, need)
-        member = self.state.member(found[3], need) if found else None
+        member = self.state.member(found[-1], need) if found else None
         if member is None:
             raise AssertionError(f"{need.deployment} fitted into rack {cell.rack} and now does not")
         return (member[0],)

@@ -34,13 +34,12 @@ def shape_of(need: Need) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Halved:
-    """`nodes` free nodes in units of so many GPUs: members by shape, units opened for small ones, GPUs left there."""
+    """Free nodes as `units` of `unit` GPUs: members by shape, and units opened for small ones."""
 
     unit: int
-    nodes: int
+    units: int
     counts: dict[Shape, Expression]
     opened: Expression
-    left: Expression
 
 
 class Model:
@@ -202,7 +201,7 @@ class Model:
         small = sum(max(1, shape[0]) * count for shape, count in counts.items() if shape[0] < unit)
         self.cp.add(small <= unit * opened)
         self.cp.add(sum(count for shape, count in counts.items() if shape[0] == unit) + opened <= units)
-        self.halved[cell.number, free] = Halved(unit, nodes, counts, opened, unit * opened - small)
+        self.halved[cell.number, free] = Halved(unit, units, counts, opened)
         for shape, count in counts.items():
             per_shape[shape].append(count)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from stoker.planner.core.placement.cells import Cell
 from stoker.planner.core.placement.model import Expression, Model
 from stoker.planner.core.placement.values import Domain, Goal, Need
 from stoker.planner.core.placement.worth import wanted_by_region
@@ -151,49 +152,98 @@ def _worst(model: Model) -> Expression:
 
 
 def _stranded(model: Model) -> Expression:
-    units = {halved.unit for halved in model.halved.values()}
-    draws = {model.base.ground.gpu_draw(None, cell.nodes[0]) for cell in model.cells}
-    if not model.mixes and len(units) == len(draws) == 1:
-        # Where nodes are alike the sum is known, but for how many are opened: whole nodes of difference, or none.
-        unit = units.pop()
-        opened = model.cp.new_int_var(0, sum(halved.nodes for halved in model.halved.values()) * 64, "")
-        model.cp.add(opened == sum(halved.opened for halved in model.halved.values()))
-        small = sum(
-            max(1, need.gpus) * need.members * model.placed[need.deployment]
-            for need in model.needs
-            if need.gpus < unit
+    """Of each rack what its free GPUs could draw, less what whole members of the largest size could.
+
+    Both the free GPUs and the power left shrink by one for each GPU that is taken: only how many whole members still
+    fit is for the search to find.
+    """
+    by_kind: dict[tuple[int, int], list[list[Cell]]] = {}
+    for cells in _by_rack(model):
+        node = cells[0].nodes[0]
+        by_kind.setdefault((model.base.largest_member(node), model.base.ground.gpu_draw(None, node)), []).append(
+            cells
         )
-        model.cp.add(unit * opened >= small)
-        return draws.pop() * (unit * opened - small)
-    pieces: list[Expression] = []
-    for (number, _), chosen in model.mixes.items():
-        node = model.shelf.cells[number].nodes[0]
-        if model.base.ground.layouts[node]:
-            size, draw = model.base.largest_member(node), model.base.ground.gpu_draw(None, node)
-            pieces += (mix.left % size * draw * variable for mix, variable in chosen)
-    for (number, _), halved in model.halved.items():
-        node = model.shelf.cells[number].nodes[0]
-        if model.base.ground.layouts[node]:
-            pieces.append(model.base.ground.gpu_draw(None, node) * halved.left)
-    return sum(pieces)
+    parts: list[Expression] = []
+    for (size, draw), racks in by_kind.items():
+        found = [_rack(model, cells, size, draw) for cells in racks]
+        wholes = [fitting for _, _, fitting in found]
+        taken = sum(there for _, there, _ in found)
+        if len(by_kind) == 1:
+            # The same, but known as soon as all have a place.
+            taken = sum(need.gpus * need.members * model.placed[need.deployment] for need in model.needs)
+        rest = sum(powered for powered, _, _ in found) - taken
+        # As one number: it goes in steps of a whole member, which bounds the rest better than all parts do.
+        total = model.cp.new_int_var(0, 1 << 20, "")
+        model.cp.add(total == sum(wholes))
+        model.cp.add(size * total <= rest)
+        parts.append(draw * (rest - size * total))
+    return sum(parts)
+
+
+def _by_rack(model: Model) -> list[list[Cell]]:
+    found: dict[str, list[Cell]] = {}
+    for cell in model.cells:
+        if model.base.ground.layouts[cell.nodes[0]]:
+            found.setdefault(cell.rack, []).append(cell)
+    return list(found.values())
+
+
+def _rack(model: Model, cells: list[Cell], size: int, draw: int) -> tuple[int, Expression, Expression]:
+    """Of one rack: GPUs that are free and have power, how many are taken of them, and how many members of `size`
+    still fit then."""
+    free = sum(model.base.free[node].bit_count() for cell in cells for node in cell.nodes)
+    room = model.base.headroom(cells[0].rack)
+    powered = free if room is None or not draw else min(free, room // draw)
+    own = {cell.number for cell in cells}
+    taken = sum(need.gpus * model.members_in(need, own) for need in model.needs)
+    fitting = sum(_wholes(model, cell, size) for cell in cells)
+    if powered == free:
+        return powered, taken, fitting
+    whole = model.cp.new_int_var(0, max(0, powered // size), "")
+    model.cp.add(whole <= fitting)
+    model.cp.add(size * whole + taken <= powered)
+    return powered, taken, whole
+
+
+def _wholes(model: Model, cell: Cell, size: int) -> Expression:
+    mixed = (
+        mix.left // size * variable
+        for (number, _), chosen in model.mixes.items()
+        if number == cell.number
+        for mix, variable in chosen
+    )
+    halved = (
+        own.units - own.opened - sum(count for shape, count in own.counts.items() if shape[0] == own.unit)
+        for (number, _), own in model.halved.items()
+        if number == cell.number
+    )
+    return sum(mixed) + sum(halved)
 
 
 def _plenty(model: Model) -> bool:
-    """Whether power is enough for every GPU: then only pieces of nodes are stranded."""
+    """Whether what racks share carries all their GPUs, racks are of one kind, and no deployment draws otherwise: then
+    what is stranded in one rack is told by this rack alone."""
     base = model.base
-    most = {
-        cell.rack: sum(
-            base.free[node].bit_count() * base.ground.gpu_draw(None, node)
-            for other in model.cells
-            if other.rack == cell.rack
-            for node in other.nodes
-        )
-        for cell in model.cells
-    }
-    return all(
-        sum(weight * most.get(rack, 0) for rack, weight in limit.weights.items()) <= base.slack[number]
+    kinds: dict[str, set[tuple[str, int]]] = {}
+    most: dict[str, int] = {}
+    for cell in model.cells:
+        node = cell.nodes[0]
+        kinds.setdefault(cell.rack, set()).add((base.ground.type_of(node).name, len(base.ground.layouts[node])))
+        free = sum(base.free[name].bit_count() for name in cell.nodes)
+        most[cell.rack] = most.get(cell.rack, 0) + free * base.ground.gpu_draw(None, node)
+    shared = (
+        (number, limit)
         for number, limit in enumerate(base.ground.limits)
-    ) and all(need.busy_power is None for need in base.problem.needs)
+        if len(limit.weights.keys() & most.keys()) > 1
+    )
+    return (
+        all(len(own) == 1 for own in kinds.values())
+        and all(need.busy_power is None for need in base.problem.needs)
+        and all(
+            sum(weight * most.get(rack, 0) for rack, weight in limit.weights.items()) <= base.slack[number]
+            for number, limit in shared
+        )
+    )
 
 
 def _cost(model: Model) -> Expression:
