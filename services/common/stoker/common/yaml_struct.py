@@ -35,7 +35,7 @@ class Reader:
     def read(self, node: yaml.Node, cls: type[T]) -> T | None:
         """A `cls`, None where what is wrong was told."""
         self.places[""] = node
-        value = self._value(node, inspect.type_info(cls), "")
+        value = self._value(node, _known(cls), "")
         return None if value is _BAD else cast("T", value)
 
     def place(self, path: str) -> yaml.Node:
@@ -170,6 +170,16 @@ class Reader:
         if kind.le is not None and value > kind.le:
             return self._wrong(node, path, f"{value:g} must be at most {kind.le:g}")
         return value
+
+
+_TYPES: dict[type, inspect.Type] = {}
+
+
+def _known(cls: type) -> inspect.Type:
+    """What msgspec knows of a class; finding out takes milliseconds."""
+    if cls not in _TYPES:
+        _TYPES[cls] = inspect.type_info(cls)
+    return _TYPES[cls]
 
 
 def merged(first: yaml.Node, second: yaml.Node) -> yaml.Node:
