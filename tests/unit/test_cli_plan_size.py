@@ -84,6 +84,13 @@ def test_what_fits_nowhere_says_by_how_much_and_what_would(capsys: pytest.Captur
     assert "16 GPUs, would do" in out
 
 
+def test_more_tokens_than_the_model_can_have_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--isl", "200000", "--osl", "500", "--rps", "1"]
+    status, out, _ = run(capsys, "--model", MODEL, "--gpu", "h100-sxm", *arguments)
+    assert status == errors.FAILED
+    assert "200,500 tokens exceed the model's context of 131,072" in out
+
+
 def test_an_slo_that_cannot_be_kept_says_what_could(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--isl", "4000", "--osl", "500", "--rps", "1", "--slo-ttft-ms", "10", "--slo-itl-ms", "1"]
     status, out, _ = run(capsys, "--model", MODEL, "--gpu", "h100-sxm", *arguments)

@@ -164,6 +164,9 @@ class Report:
 
     def _nothing(self) -> str:
         """What would help, where nothing does."""
+        reasons = {each.refused for each in self.answer.candidates}
+        if len(reasons) == 1 and not any(each.serving for each in self.answer.candidates):
+            return f"answer: none. {reasons.pop()}."
         served = [each.serving for each in self.answer.candidates if each.serving and each.serving.memory.fits]
         if not served:
             return "\n".join(

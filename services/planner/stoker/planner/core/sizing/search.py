@@ -235,7 +235,7 @@ class Sizing:
 
     def _try(self, machine: Machine, layout: Layout, role: Role) -> Candidate:
         correction = self.corrected(machine.gpu.name)
-        why = refusal(self.model, layout) or Rates(self.model, layout, machine, correction).refusal()
+        why = self._too_long() or refusal(self.model, layout) or Rates(self.model, layout, machine).refusal()
         if why:
             return Candidate(machine, layout, role, refused=why)
         serving = self.serving(machine, layout, role, correction)
@@ -248,6 +248,10 @@ class Sizing:
         if state is None:
             return Candidate(machine, layout, role, serving, refused="no number of replicas keeps the SLO")
         return Candidate(machine, layout, role, serving, Pool(serving, state, *serving.binding(state)))
+
+    def _too_long(self) -> str | None:
+        tokens, context = self.workload.prompt_tokens + self.workload.output_tokens, self.model.context
+        return f"{tokens:,.0f} tokens exceed the model's context of {context:,}" if tokens > context else None
 
     def engine_on(self, machine: Machine) -> Engine:
         """The settings of engines there."""
