@@ -17,14 +17,14 @@ class Mistakes:
     """What is wrong in a file, gathered while it is read."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, int, str]] = set()
+        self._told: dict[tuple[str, int, str], None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._told)
 
     def add(self, node: yaml.Node, what: str) -> None:
         """Note `what` at the line of `node`, in the file that it came from."""
-        self._told.add((str(node.start_mark.name), node.start_mark.line + 1, what))
+        self._told[str(node.start_mark.name), node.start_mark.line + 1, what] = None
 
     def join(self, others: Mistakes) -> None:
         """Note what others have gathered too."""
@@ -34,7 +34,7 @@ class Mistakes:
         """Raise StokerError (BAD_FILE), a line for each mistake, if there is any; without `lines` where nobody wrote
         any."""
         if self._told:
-            told = sorted(self._told)
+            told = sorted(self._told, key=lambda at: at[:2])
             whole = [f"{source}:{line}: {what}" if lines else f"{source}: {what}" for source, line, what in told]
             if len(whole) > _MOST_TOLD:
                 whole = [*whole[:_MOST_TOLD], f"and {len(whole) - _MOST_TOLD} mistakes more"]
