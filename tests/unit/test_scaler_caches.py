@@ -118,4 +118,4 @@ def test_packed_keys_that_are_no_whole_number_do_no_harm() -> None:
 
 
 def test_a_replicas_rack_is_its_nodes() -> None:
-    assert {each.domain for each in watching().fleet().replicas} == {"north"}
+    assert {each.domain for each in watching().fleet()().replicas} == {"north"}

@@ -327,6 +327,40 @@ async def test_no_sign_of_life_makes_no_samples_and_signs_alone_do() -> None:
     assert samples[-1].queued is None
 
 
+async def test_a_large_fleets_samples_are_made_a_few_at_each_event_and_a_held_request_waits_for_none() -> None:
+    stage = Stage()
+    names = [f"d{n}" for n in range(9)]
+    for name in names:
+        stage.registry.deployment(name)
+        stage.registry.count(200, name)
+        stage.registry.replicas(200, name)
+    watching = stage.round.watching
+    shared = registry_pb2.Demand(model="m", deployments=["d0", "d8"], arrivals=1)
+
+    def sampled() -> list[int]:
+        return [len(watching.memories[name].samples) for name in names]
+
+    assert not watching.hear(DemandSeen("router", 1, (shared,), False, 0.0), now())
+    while not watching.hear(SIGN, now()):
+        pass
+    assert sampled() == [1] * 9
+    await asyncio.sleep(2)
+    made = []
+    for _ in range(2):
+        assert not watching.hear(SIGN, now())
+        made.append(sum(sampled()) - 9)
+        assert sampled()[0] == sampled()[8], "who share a model are sampled together"
+    assert 0 < made[0] < made[1] < 9
+    held = registry_pb2.Demand(model="n", deployments=["d7"], queued=1, held=1)
+    before = sampled()
+    await asyncio.sleep(0.3)
+    assert stage.round.hear(DemandSeen("router", 1, (shared, held), False, 0.0), now())
+    assert sampled() == [each + (name == "d7") for name, each in zip(names, before, strict=True)]
+    assert watching.hear(SIGN, now()), "these were the last"
+    assert min(sampled()) == 2
+    assert not watching.hear(SIGN, now()), "until it is time again"
+
+
 async def test_a_request_that_is_held_waits_for_no_sample() -> None:
     stage = Stage()
     stage.registry.deployment(scaling=scaling_pb2.ScalingPolicy(bounds=scaling_pb2.ScalingBounds(least=0)))

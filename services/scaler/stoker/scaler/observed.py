@@ -34,15 +34,7 @@ def fleet_of(
     return Fleet(
         deployments=[Deployment(d.spec.name, d.generation, d.spec.replicas) for d in view.deployments.values()],
         replicas=[
-            Replica(
-                replica.replica_id,
-                replica.deployment,
-                standing_of(replica),
-                leaving=replica.wanted in (records_pb2.WANTED_DRAIN, records_pb2.WANTED_RETIRE),
-                since=stood.get(replica.replica_id),
-                domain=_rack(view, replica),
-                moving=replica.replica_id in moving,
-            )
+            replica_of(view, replica, stood.get(replica.replica_id), moving=replica.replica_id in moving)
             for replica in view.replicas.values()
         ],
         desired=[
@@ -50,6 +42,21 @@ def fleet_of(
             for record in view.desired.values()
         ],
         loads=loads,
+    )
+
+
+def replica_of(
+    view: FleetView, replica: records_pb2.Replica, since: float | None = None, *, moving: bool = False
+) -> Replica:
+    """One record as the core sees it."""
+    return Replica(
+        replica.replica_id,
+        replica.deployment,
+        standing_of(replica),
+        leaving=replica.wanted in (records_pb2.WANTED_DRAIN, records_pb2.WANTED_RETIRE),
+        since=since,
+        domain=_rack(view, replica),
+        moving=moving,
     )
 
 

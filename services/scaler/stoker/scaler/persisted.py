@@ -74,7 +74,7 @@ def restore(record: records_pb2.ScalingHistory, memory: Memory, now: float, wall
     )
 
 
-def packed_minutes(minutes: Sequence[Minute], most: int, width: int = 1) -> tuple[int, bytes]:
+def packed_minutes(minutes: Sequence[Minute], most: int = MOST_MEANS, width: int = 1) -> tuple[int, bytes]:
     """(number of the first step, 8 bytes for each step from there on): four bfloat16, NaN where nothing is known.
 
     A step is the mean of `width` minutes, of hits that over what was looked up. At most `most` steps from the last

@@ -19,6 +19,7 @@ from stoker.scaler.core.decide import decide
 from stoker.scaler.core.policy import Kind, Policy
 from stoker.scaler.core.values import Decision, Decisions, Desired
 from stoker.scaler.core.warming import Warming
+from stoker.scaler.core.warmth import Worth
 from stoker.scaler.decision_messages import desired_record, warming_messages
 from stoker.scaler.moving import moved
 from stoker.scaler.persisted import record_of
@@ -51,13 +52,14 @@ class ScalerRound:
 
         Requests that are held because nothing runs wait for no round to come by itself.
         """
-        held = isinstance(event, DemandSeen) and any(each.held for each in event.demand)
+        asked = event.demand if isinstance(event, DemandSeen) else ()
+        held = {name for each in asked if each.held for name in each.deployments}
         if not self.watching.hear(event, now, at_once=held):
             return False
         resting = now - self._ran_at >= 2 * self._config.loop.tick_s
         if resting and (self._thinking is None or self._thinking.done()):
             self._thinking = asyncio.create_task(self._think(now), name="scaler: decide along")
-        return held
+        return bool(held)
 
     def begin(self) -> None:
         """What was heard is as good for a leader; what others kept is written anew."""
@@ -83,11 +85,15 @@ class ScalerRound:
         are to go: then it is decided again with that."""
         self.watching.catch_up(now)
         policies = {**self.watching.policies, **(policies or {})}
-        fleet, histories, fresh_s = self.watching.fleet(), self.watching.histories(now), self._config.load_fresh_s
+        drawn, histories, fresh_s = self.watching.fleet(), self.watching.histories(now), self._config.load_fresh_s
+        fleet = await asyncio.to_thread(drawn)
         settled = partial(decide, fleet, now, policies=policies, histories=histories, load_fresh_s=fresh_s)
         decisions = await asyncio.to_thread(settled)
-        going = {decision.deployment: decision.victims for decision in decisions.made if decision.costs}
-        worths = self.watching.caches.worths(going, now)
+        worths: dict[str, Worth] = {}
+        for decision in decisions.made:
+            if decision.costs:
+                worths |= self.watching.caches.worths({decision.deployment: decision.victims}, now)
+                await asyncio.sleep(0)  # a large cache takes a tenth of a second
         return await asyncio.to_thread(settled, worths=worths) if worths else decisions
 
     async def _think(self, now: float) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import structlog
 
@@ -29,7 +31,7 @@ from stoker.scaler.core.steady_clock import SteadyClock
 from stoker.scaler.core.values import Decision, Fleet, Standing
 from stoker.scaler.core.warming import Warming
 from stoker.scaler.moving import Moving
-from stoker.scaler.observed import Loads, asked_of, fleet_of, report_of, standing_of, start_of
+from stoker.scaler.observed import Loads, asked_of, fleet_of, replica_of, report_of, standing_of, start_of
 from stoker.scaler.persisted import restore, seconds
 from stoker.scaler.policy_messages import policy_of
 
@@ -37,6 +39,8 @@ log = structlog.get_logger(__name__)
 
 _SHORTEST_S = 0.25
 """Between two samples, whatever hurries."""
+_AT_A_TIME = 500
+"""Replicas and deployments whose samples are made in one go: some 15 ms."""
 _HOLD = Policy(Kind.CONCURRENCY, paused=True)
 """For a policy that cannot be read: whatever it means, the count stands."""
 
@@ -55,7 +59,9 @@ class Watching:
         self._wall = wall
         self._clock = SteadyClock()
         self._observer = Observer()
-        self._sampled_at = float("-inf")
+        self._sampled_at = self._hurried_at = float("-inf")
+        self._due: deque[list[str]] = deque()
+        self._ids: Mapping[str, Sequence[str]] = {}
         self._reports: dict[str, tuple[registry_pb2.ReplicaLoad, float]] = {}
         self.caches = Caches(view)
         self.moving = Moving(view)
@@ -64,8 +70,12 @@ class Watching:
         self.policies: dict[str, Policy] = {}
         self._read: dict[str, tuple[int, bool]] = {}
 
-    def hear(self, event: FleetEvent, now: float, *, at_once: bool = False) -> bool:
-        """Take note of an event; returns whether samples were made, `at_once` or because it was time."""
+    def hear(self, event: FleetEvent, now: float, *, at_once: Collection[str] = ()) -> bool:
+        """Take note of an event; returns whether all samples were made, because it was time, or those of deployments
+        that need one `at_once`.
+
+        A large fleet's samples are made a few at each event: the loop must not stand still for all of them.
+        """
         match event:
             case LoadChanged(loads):
                 replicas = self._view.replicas
@@ -81,20 +91,40 @@ class Watching:
                 self.caches.told(event.update, now)
             case RecordsChanged():
                 self._records(event, now)
-        if now - self._sampled_at < (_SHORTEST_S if at_once else self._sample_s):
-            return False
-        self._sampled_at = now
-        self._sample(now)
-        return True
+        if at_once and now - max(self._hurried_at, self._sampled_at) >= _SHORTEST_S:
+            self._hurried_at = now
+            self.catch_up(now)
+            parts = self._observer.together(self.memories)
+            self._ids = self._by_deployment()
+            self._sample([name for part in parts if any(each in at_once for each in part) for name in part], now)
+            return True
+        if not self._due and now - self._sampled_at >= self._sample_s:
+            self._sampled_at = now
+            self.catch_up(now)
+            self._ids = self._by_deployment()
+            self._due = deque(self._observer.together(self.memories))
+            return self._go_on(now)
+        return bool(self._due) and self._go_on(now)
+
+    def _go_on(self, now: float) -> bool:
+        """Make the next samples of those that are due; returns whether these were the last."""
+        names, room = list[str](), _AT_A_TIME
+        while self._due and room > 0:
+            part = self._due.popleft()
+            names += part
+            room -= sum(1 + len(self._ids.get(name, ())) for name in part)
+        self._sample(names, now)
+        return not self._due
 
     def wall(self, now: float) -> float:
         """The wall-clock second at `now`, without the clock's jumps."""
         return self._clock.at(now, self._wall())
 
-    def fleet(self) -> Fleet:
-        """The records, with the last load of each replica, and since when it stands as it does."""
+    def fleet(self) -> Callable[[], Fleet]:
+        """What draws up, in any thread, the records as they are now, with the last load of each replica, and since
+        when it stands as it does."""
         since = {replica: self.starts.since(replica) for replica in self._view.replicas}
-        return fleet_of(self._view, Loads(dict(self._reports)), since, self.moving.movers)
+        return partial(fleet_of, self._view.copy(), Loads(dict(self._reports)), since, self.moving.movers)
 
     def histories(self, now: float) -> Mapping[str, History]:
         """What is known of each deployment."""
@@ -175,21 +205,31 @@ class Watching:
         life, start = start_of(replica)
         self.starts.stands(replica.replica_id, replica.deployment, standing_of(replica), life, start, now)
 
-    def _sample(self, now: float) -> None:
-        self.catch_up(now)
-        for name, (report, came_at) in self._reports.items():
-            self._observer.load(name, report_of(report), came_at - report.age_ms / 1000)
-        fleet, wall = self.fleet(), self.wall(now)
+    def _by_deployment(self) -> Mapping[str, Sequence[str]]:
+        ids: defaultdict[str, list[str]] = defaultdict(list)
+        for name, replica in self._view.replicas.items():
+            ids[replica.deployment].append(name)
+        return ids
+
+    def _sample(self, names: Collection[str], now: float) -> None:
+        wanted = {name for name in names if name in self.memories}  # some may have been deleted since
+        known = (self._view.replicas.get(each) for name in wanted for each in self._ids.get(name, ()))
+        records = [record for record in known if record is not None and record.deployment in wanted]
+        for record in records:
+            if (told := self._reports.get(record.replica_id)) is not None:
+                report, came_at = told
+                self._observer.load(record.replica_id, report_of(report), came_at - report.age_ms / 1000)
+        replicas, wall = [replica_of(self._view, record) for record in records], self.wall(now)
         engines: dict[str, list[records_pb2.EngineInfo]] = {}
-        for replica in fleet.replicas:
+        for record, replica in zip(records, replicas, strict=True):
             if replica.standing is Standing.READY:
-                engines.setdefault(replica.deployment, []).append(self._view.replicas[replica.id].engine)
-        for name, seen in self._observer.samples(self.memories, fleet.replicas, now).items():
+                engines.setdefault(replica.deployment, []).append(record.engine)
+        for name, seen in self._observer.samples(wanted, replicas, now).items():
             memory = self.memories[name]
-            known = engines.get(name, [])
+            serving = engines.get(name, [])
             memory.measured.engines(
-                (float(engine.block_size * engine.total_blocks) for engine in known),
-                (engine.max_num_seqs for engine in known),
+                (float(engine.block_size * engine.total_blocks) for engine in serving),
+                (engine.max_num_seqs for engine in serving),
             )
             memory.measured.prefill(seen.prefill_rates)
             for growth in seen.grown:

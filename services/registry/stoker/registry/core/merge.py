@@ -38,6 +38,10 @@ class FleetView:
     revision: int = 0
     _records: dict[Kind, dict[str, Record]] = field(default_factory=lambda: {kind: {} for kind in Kind})
 
+    def copy(self) -> FleetView:
+        """The same records, for who looks at them for a while: records are replaced, never changed."""
+        return FleetView(self.revision, {kind: dict(records) for kind, records in self._records.items()})
+
     @property
     def nodes(self) -> Mapping[str, common_pb2.Node]:
         """Nodes by id."""

@@ -8,7 +8,7 @@ arrivals unknown until it has surely ended, and a sum over replicas stands for a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stoker.scaler.core.counting import Growth, Meter, Reading
@@ -120,14 +120,28 @@ class Observer:
         """It is gone."""
         self._engines.pop(replica, None)
 
-    def samples(self, deployments: Iterable[str], replicas: Iterable[Replica], now: float) -> dict[str, Seen]:
-        """One of each deployment. Asking again begins a new interval."""
+    def together(self, deployments: Iterable[str]) -> list[list[str]]:
+        """The deployments, in one part those that share routers' models: their samples are one question."""
+        parts = {name: [name] for name in deployments}
+        for router in self._routers.values():
+            for model in router.models.values():
+                known = [name for name in model.asked.deployments if name in parts]
+                for name in known[1:]:
+                    part, other = parts[known[0]], parts[name]
+                    if part is not other:
+                        part += other
+                        parts.update(dict.fromkeys(other, part))
+        return list({id(part): part for part in parts.values()}.values())
+
+    def samples(self, deployments: Collection[str], replicas: Iterable[Replica], now: float) -> dict[str, Seen]:
+        """One of each deployment, of all that share a model (`together`) or of none. Asking again begins a new
+        interval."""
         mine: defaultdict[str, list[Replica]] = defaultdict(list)
         for replica in replicas:
             if not replica.leaving:
                 mine[replica.deployment].append(replica)
         ready = {name: sum(r.standing is Standing.READY for r in of) for name, of in mine.items()}
-        demand = self._demand(ready, now)
+        demand = self._demand(deployments, ready, now)
         return {name: self._seen(mine[name], demand.get(name), now) for name in deployments}
 
     def _seen(self, replicas: Sequence[Replica], demand: _Demand | None, now: float) -> Seen:
@@ -156,7 +170,7 @@ class Observer:
         )
         return Seen(sample, tuple(engines.grown), engines.prefill_rates())
 
-    def _demand(self, ready: Mapping[str, int], now: float) -> dict[str, _Demand]:
+    def _demand(self, wanted: Collection[str], ready: Mapping[str, int], now: float) -> dict[str, _Demand]:
         """By deployment. What comes for a model that several serve is shared by their ready replicas."""
         for name in [name for name, router in self._routers.items() if router.ended(now)]:
             del self._routers[name]
@@ -164,6 +178,8 @@ class Observer:
         for router in self._routers.values():
             fresh = now - router.heard_at <= _FRESH_S and router.gone_at is None
             for model in router.models.values():
+                if not any(name in wanted for name in model.asked.deployments):
+                    continue
                 model.meter.still(router.heard_at)
                 growth = model.meter.grown()
                 for deployment, share in _shares(model.asked.deployments, ready):
