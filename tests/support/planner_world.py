@@ -244,12 +244,14 @@ def _check_spread(
     (need,) = asked.needs
     mine = {name: each for name, each in placed.items() if each.deployment == need.deployment}
     specs = {deployment.name: deployment.spec for deployment in problem.deployments}
+    given = {d.name: d.wishes.largest_share for d in problem.deployments}.get(need.deployment)
     outdated = [name for name in mine if after[name].spec != specs.get(need.deployment)]
     wrong: list[str] = []
     for but in ("", *outdated):
         kept = tuple(each for name, each in mine.items() if name != but)
         stood = tuple(each for each in asked.standing if each.replica != but)
-        tried = replace(asked, standing=stood, needs=(replace(need, replicas=len(kept)),))
+        share = given or -(-len(kept) // 2) / max(1, len(kept))
+        tried = replace(asked, standing=stood, needs=(replace(need, replicas=len(kept), largest_share=share),))
         wrong = [fault for fault in faults(tried, kept) if " end with " in fault]
         if not wrong:
             return
@@ -297,7 +299,7 @@ def _need(deployment: Deployment, replicas: int, problem: Problem, tail: str) ->
         engine=deployment.engine,
         busy_power=wishes.busy_power,
         spread_over=spread,
-        largest_share=wishes.largest_share,
+        largest_share=wishes.largest_share or -(-replicas // 2) / max(1, replicas),
     )
 
 
@@ -429,7 +431,7 @@ def _wishes(options: Mapping[str, str]) -> Wishes:
     return Wishes(
         tensor_parallel=int(options.get("tp", "0")),
         busy_power=Watts(int(options["watts"])) if "watts" in options else None,
-        largest_share=float(share or 0.5),
+        largest_share=float(share) if share else None,
     )
 
 

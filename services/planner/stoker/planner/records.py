@@ -173,7 +173,7 @@ def _wishes(spec: common_pb2.DeploymentSpec) -> Wishes:
             if placement.HasField("spread")
             else None
         ),
-        largest_share=spread.largest_share if spread.HasField("largest_share") else 0.5,
+        largest_share=spread.largest_share if spread.HasField("largest_share") else None,
         regions={each.region: each.share for each in placement.regions},
         near=placement.near,
         reach_s=placement.reach_s if placement.HasField("reach_s") else None,

@@ -177,7 +177,9 @@ class _Round:
         again = self._search({name: sum(r.id in gangs for r in runners) for name, runners in stranded.items()}, gangs)
         for deployment, _, _ in remaining:
             runners = stranded[deployment.name]
-            freed = [r for r in runners if r.id in gangs][: len(again.places.get(deployment.name, ()))]
+            places = again.places.get(deployment.name, ())
+            self._reserved += [Assignment("", deployment.name, deployment.spec, members) for members in places]
+            freed = [r for r in runners if r.id in gangs][: len(places)]
             self._free(freed)
             if left := len(runners) - len(freed):
                 self._note_unplaced(deployment, left, found, " Their nodes are lost, and they stay assigned there.")

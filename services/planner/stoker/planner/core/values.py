@@ -46,7 +46,8 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """Where replicas may and should be, as `Need` of a placement has it. `tensor_parallel` 0: all of a member's GPUs.
-    `pair_rate` is what one replica sends to those of `pair`. `spread_over` None: what suits the facility."""
+    `pair_rate` is what one replica sends to those of `pair`. `spread_over` None: what suits the facility;
+    `largest_share` None: one half, rounded up to a whole replica."""
 
     tensor_parallel: int = 0
     busy_power: Watts | None = None
@@ -54,7 +55,7 @@ class Wishes:
     pair: str = ""
     pair_rate: BytesPerSecond = NO_RATE
     spread_over: frozenset[Domain] | None = None
-    largest_share: float = 0.5
+    largest_share: float | None = None
     regions: Mapping[str, float] = field(default_factory=dict)
     near: str = ""
     reach_s: float | None = None

@@ -177,7 +177,7 @@ class PlacementSpread(Message):
     LARGEST_SHARE_FIELD_NUMBER: int
     largest_share: float
     """Largest share of the replicas that may fail with any one of them, above 0 up to 1, one always being allowed;
-    unset: one half.
+    unset: one half, rounded up to a whole replica.
     """
     @property
     def domains(self) -> RepeatedScalarFieldContainer[FailureDomain.ValueType]:
