@@ -14,7 +14,7 @@ from stoker.planner.core.sizing.memory import Engine, memory
 from stoker.planner.core.sizing.published import MEMORY, RATES, Logged, Published
 from stoker.planner.core.sizing.rates import Rates
 from stoker.planner.core.units import Bytes
-from tests.support.sizing_cases import machine, model
+from tests.support.sizing_cases import MODELS, machine, model
 
 GIB = 2**30
 
@@ -62,3 +62,14 @@ def test_what_is_left_for_kv_is_what_vllm_logged(logged: Logged) -> None:
 def test_every_measurement_has_its_source_and_date() -> None:
     assert all(each.source and each.date for each in RATES)
     assert all(each.source and each.date for each in MEMORY)
+
+
+def test_the_document_states_these_errors_and_has_every_measurement() -> None:
+    text = (MODELS.parents[1] / "docs" / "sizing.md").read_text()
+    prefill = rms([error(each) for each in RATES if not each.measured.sequences])
+    decode = rms([error(each) for each in RATES if each.measured.sequences])
+    assert f"**{prefill:.2f} for prefill, {decode:.2f} for decoding**" in text
+    for each in RATES:
+        assert f"| {1e3 * each.measured.seconds:.1f} ms |" in text, each
+    for logged in MEMORY:
+        assert f"| {logged.kv_gib:.2f} GiB |" in text, logged
