@@ -179,3 +179,68 @@ def test_an_unknown_model_type_is_sized_by_its_keys_and_says_so() -> None:
     model = changed("llama-3.1-8b", model_type="newest")
     assert model.parameters == pytest.approx(8.03e9, rel=0.001)
     assert "newest" in model.notes[0]
+
+
+def test_what_a_quantization_leaves_out_stays_as_it_is() -> None:
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+    scheme = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": weights}},
+        "ignore": ["lm_head", "re:.*self_attn.*", "model.layers.3.mlp.gate_proj"],
+    }
+    (run,) = changed("llama-3.1-8b", quantization_config=scheme).layers
+    assert run.attention.format.name == "bf16"
+    # One layer of many says nothing of the kind.
+    assert run.feed_forward.format.bits == 4.0 + 16.0 / 128
+    (whole,) = changed("llama-3.1-8b", quantization_config=scheme | {"ignore": []}).layers
+    assert whole.attention.format.name == "int4"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bits", "arithmetic"),
+    [
+        ({"quant_method": "fp8"}, 8.0, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5, "fp4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8.0, "fp8"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8.0, "bf16"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, 4.0 + 20.0 / 64, "bf16"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.127, "bf16"),
+    ],
+)
+def test_bits_and_arithmetic_of_quantizations(scheme: dict[str, Any], bits: float, arithmetic: str) -> None:
+    (run,) = changed("llama-3.1-8b", quantization_config=scheme).layers
+    assert run.feed_forward.format.bits == pytest.approx(bits)
+    assert run.feed_forward.format.arithmetic == arithmetic
+
+
+def test_a_cache_in_fp8_where_the_weights_come_with_scales_for_it() -> None:
+    scheme = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    assert changed("llama-3.1-8b", quantization_config=scheme).kv_bytes_per_token == 65_536
+
+
+def test_every_fourth_layer_of_llama_4_sees_everything() -> None:
+    scout = read(MODELS / "llama-4-scout.json")
+    windows = [run.attention.window for run in scout.each_layer()]
+    assert windows[:8] == [8_192, 8_192, 8_192, 0] * 2
+    assert (scout.layers[0].feed_forward.shared, scout.layers[0].feed_forward.active) == (8_192, 1)
+
+
+def test_qwen_uses_its_windows_only_when_told_and_above_a_layer() -> None:
+    model = changed("qwen2.5-72b", use_sliding_window=True, max_window_layers=70, sliding_window=4_096)
+    windows = [run.attention.window for run in model.each_layer()]
+    assert windows == [0] * 70 + [4_096] * 10
+
+
+def test_a_nested_config_is_named_in_errors() -> None:
+    config = example("gemma-3-27b")
+    config["text_config"]["hidden_size"] = "wide"
+    with pytest.raises(BadModelConfig, match=r"config.json: text_config.hidden_size: 'wide'"):
+        parse(config, name="x", source="config.json")
+
+
+def test_files_that_hold_something_else_are_not_believed_and_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(example("llama-3.1-8b")))
+    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 32000000000}}')
+    model = read(tmp_path)
+    assert model.weight_scale == 1.0
+    assert "the files hold 32.0 GB" in model.notes[0]
