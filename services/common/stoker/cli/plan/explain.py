@@ -57,6 +57,15 @@ def explain(
 
 
 @dataclass(frozen=True)
+class _Difference:
+    """The first goal in which another place differs, whether for the better, and both figures."""
+
+    goal: str
+    better: bool
+    words: str
+
+
+@dataclass(frozen=True)
 class _Reasons:
     """What is to be said of one replica (`replica`), or of a deployment as its next one (`replica` None)."""
 
@@ -117,7 +126,7 @@ class _Reasons:
             "alternatives": [
                 {
                     "members": plans.members_value(place.members, self.plan.facility),
-                    "differs_in": self._differs(place.scores)[0],
+                    "differs_in": found.goal if (found := self._differs(place.scores)) else None,
                     "scores": plans.scores_value(place.scores),
                 }
                 for place in self.others.found
@@ -131,27 +140,27 @@ class _Reasons:
             return "one more has a place" if self.others.found else "one more has no place: " + self._conflicts()
         if not self.others.found:
             return "it can be nowhere else while the others stay: " + self._conflicts()
-        goal, words = self._differs(self.others.found[0].scores)
-        if goal is None:
+        found = self._differs(self.others.found[0].scores)
+        if found is None:
             return "the next place is as good: the first by name was taken"
-        if words.startswith("better"):
-            return f"another place is better now that all others stand: {goal} {words}; search longer (--search-s)"
-        return f"the next place is worse: {goal} {words}"
+        if found.better:
+            return f"another place is better now that all others stand ({found.words}); search longer (--search-s)"
+        return f"the next place is worse: {found.words}"
 
     def _conflicts(self) -> str:
         return "; ".join(conflict.words for conflict in self.others.conflicts) or "no reason is known"
 
-    def _differs(self, scores: Sequence[Score]) -> tuple[str | None, str]:
-        """The first goal in which other scores differ from the plan's, and both figures."""
+    def _differs(self, scores: Sequence[Score]) -> _Difference | None:
+        """The first goal in which other scores differ from the plan's; None where they are alike."""
         from stoker.cli.plan import plans
         from stoker.planner.core import otherwise
 
         found = otherwise.first_difference(scores, self.plan.placement.scores)
         if found is None:
-            return None, "as good"
+            return None
         there, here = found
-        word = "worse" if there.value > here.value else "better"
-        return there.goal.value, f"{word} ({plans.told(there)}, not {plans.told(here)})"
+        words = f"{there.goal.value} {plans.told(there)}, not {plans.told(here)}"
+        return _Difference(there.goal.value, there.value < here.value, words)
 
     def shown(self) -> list[RenderableType]:
         """As tables."""
@@ -170,8 +179,8 @@ class _Reasons:
         if self.others.found:
             table = _table("where else" if self.replica else "where one more would be", "against this plan")
             for place in self.others.found:
-                goal, words = self._differs(place.scores)
-                table.add_row(plans.where(place.members), f"{goal} {words}" if goal else words)
+                found = self._differs(place.scores)
+                table.add_row(plans.where(place.members), found.words if found else "as good")
             parts += ["", table]
         if self.others.found and self.others.conflicts:
             parts += ["", f"nowhere beside these: {self._conflicts()}"]

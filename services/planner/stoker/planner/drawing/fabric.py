@@ -25,9 +25,9 @@ _NODES, _LEAVES, _COLUMN, _SWITCH = 620.0, 150.0, 190.0, 17.0
 _WIDEST = 5.0
 
 
-def fabric(scene: Scene, width: float) -> Block:
+def fabric(scene: Scene) -> Block:
     """Nodes by the switches that they hang on, and how these reach each other."""
-    return _Drawing(scene, width).drawn()
+    return _Drawing(scene).drawn()
 
 
 @dataclass
@@ -47,8 +47,8 @@ class _Group:
 class _Drawing:
     """One fabric on its way."""
 
-    def __init__(self, scene: Scene, width: float) -> None:
-        self._scene, self._width = scene, width
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
         self._facility = scene.facility
         self._survey = survey(scene.facility)
         self._parts: list[str] = []
@@ -72,7 +72,7 @@ class _Drawing:
         else:
             self._between()
         head = svg.text(0, 11, "Fabric", size=12)
-        width = max(self._width, _NODES + _LEAVES + tiers * _COLUMN)
+        width = max([_NODES + _LEAVES, *(right for _, right, _ in self._spots.values())])
         return Block(width, height + 6, [head, *self._links, *self._parts])
 
     # --- nodes ---

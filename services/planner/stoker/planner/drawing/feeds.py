@@ -76,7 +76,7 @@ def panel(scene: Scene, width: float) -> Block:
     bars = above(scene)
     shown = sorted(bars, key=lambda bar: -bar.share)[:MOST_ABOVE]
     shown = [bar for bar in bars if bar in shown]
-    blocks = [_lying(bar, 380.0) for bar in shown]
+    blocks = [_lying(bar, 370.0) for bar in shown]
     if not blocks:
         return Block(0, 0, ())
     drawn = flowed(blocks, width, 14)

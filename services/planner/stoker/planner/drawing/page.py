@@ -14,6 +14,8 @@ from stoker.planner.drawing.racks import racks
 from stoker.planner.drawing.scene import Scene
 
 WIDTH = 1180.0
+"""Beyond it racks go on on the next line."""
+_NARROWEST = 760.0
 _MARGIN = 18.0
 _LEGEND = 24
 """Deployments that a legend names: those with most GPUs."""
@@ -36,11 +38,15 @@ class View(StrEnum):
 
 def drawn(scene: Scene, view: View = View.ALL) -> str:
     """The drawing as SVG."""
-    blocks = [_head(scene)]
-    if view is not View.FABRIC:
-        blocks += [block for block in (feeds.panel(scene, WIDTH), racks(scene, WIDTH)) if block.height]
+    below = [racks(scene, WIDTH)] if view is not View.FABRIC else []
     if view is View.FABRIC or (view is View.ALL and scene.facility.links):
-        blocks.append(fabric(scene, WIDTH))
+        below.append(fabric(scene))
+    width = max([_NARROWEST, *(block.width for block in below)])
+    above = [
+        _head(scene, width, power=view is not View.FABRIC),
+        *([feeds.panel(scene, width)] if view is not View.FABRIC else []),
+    ]
+    blocks = [block for block in (*above, *below) if block.height]
     whole = stacked(blocks, 22)
     width, height = whole.width + 2 * _MARGIN, whole.height + 2 * _MARGIN
     return svg.document(width, height, [_DEFINITIONS, whole.at(_MARGIN, _MARGIN)])
@@ -64,15 +70,16 @@ def _row(cells: Sequence[str], tag: str) -> str:
     return "<tr>" + "".join(f"<{tag}>{escape(each)}</{tag}>" for each in cells) + "</tr>"
 
 
-def _head(scene: Scene) -> Block:
+def _head(scene: Scene, width: float, *, power: bool) -> Block:
     parts = [svg.text(0, 18, scene.title, size=18)]
     y = 36.0
     for note in scene.notes:
-        parts.append(svg.text(0, y, fitted(note, WIDTH, 12), size=12, colour=colours.INK))
+        parts.append(svg.text(0, y, fitted(note, width, 12), size=12, colour=colours.INK))
         y += 16
-    legend = flowed(_chips(scene), WIDTH, 14)
+    power_key = [_chip(colour, said) for colour, said in feeds.key()] if power else []
+    legend = flowed([*_chips(scene), *power_key], width, 14)
     parts.append(legend.at(0, y))
-    return Block(WIDTH, y + legend.height, parts)
+    return Block(width, y + legend.height, parts)
 
 
 def _chips(scene: Scene) -> list[Block]:
@@ -93,7 +100,7 @@ def _chips(scene: Scene) -> list[Block]:
         chips.append(_chip("", f"dashed: {len(scene.new):,} nodes that are not there yet"))
     if scene.closed:
         chips.append(_chip("url(#closed)", "draining or excluded"))
-    return chips + [_chip(colour, said) for colour, said in feeds.key()]
+    return chips
 
 
 def _chip(colour: str, said: str, deployment: str = "") -> Block:
