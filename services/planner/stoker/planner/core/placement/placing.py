@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from stoker.planner.core.placement.conflicts import unplaced
 from stoker.planner.core.placement.exact import improved
+from stoker.planner.core.placement.floors import floors
 from stoker.planner.core.placement.greedy import filled
 from stoker.planner.core.placement.ground import Ground, natural
 from stoker.planner.core.placement.ground import ground as survey
@@ -44,6 +45,8 @@ def place(
     bounds: dict[Goal, float] = {}
     if improve:
         state, bounds = improved(state, time_limit_s, seed, clock)
+        for goal, floor in floors(state).items():
+            bounds[goal] = max(floor, bounds.get(goal, 0.0))
     return _told(state, bounds)
 
 
