@@ -75,6 +75,9 @@ async def test_an_operator_applies_a_facility_asks_and_drains_a_rack(
     asked = await cli("plan", "what-if", "--without-rack", "r2", "--replicas", "chat=7")
     assert [entry["replicas"] for entry in asked["unplaced"]] == [2], "r1 carries five busy GPUs"
     assert (await cli("plan", "defrag", "--time", "1"))["moves"] == []
+    there = await cli("plan", "where", "chat-0")
+    assert there["words"][0].startswith("chat-0 is on n1 in rack r1")
+    assert there["limits"][0]["capacity_w"] == 7000
     drained = await cli("drain", "rack", "r2")
     assert drained["nodes"] == ["n3", "n4"]
     await eventually(lambda: fleet.ready(4) and set(fleet.where().values()) <= {"n1", "n2"}, within_s=20)

@@ -56,6 +56,9 @@ async def test_what_is_no_document_or_too_large_is_refused_whatever_it_inflates_
             with pytest.raises(Exception, match="document_zlib"):
                 await stub.PutFacility(registry_pb2.PutFacilityRequest(document_zlib=bad), timeout=5)
     await refused(client.get_facility(), "NOT_FOUND")
+    large = random.Random(2).randbytes(documents.MAX_PACKED_BYTES * 7 // 8).hex()
+    assert (await client.put_facility(large)).document_bytes == len(large), "etcd takes what is not too large"
+    assert documents.unpacked((await client.get_facility()).document_zlib) == large
 
 
 async def test_watchers_hear_of_it_and_it_is_left_out_of_what_people_ask_for(

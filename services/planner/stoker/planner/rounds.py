@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -68,8 +67,8 @@ class PlannerRound:
         self._unplaced: tuple[Unplaced, ...] = ()
         self._violations: tuple[Violation, ...] = ()
         self._last: tuple[Problem, Plan] | None = None
-        self._searched: Hashable = None
-        self._judged: Hashable = None
+        self._searched: tuple[object, ...] = ()
+        self._judged: tuple[object, ...] = ()
         self._judged_at = float("-inf")
         self._moves: dict[str, tuple[Member, ...]] = {}
         self._verdict: asyncio.Future[str] | None = None
@@ -267,10 +266,10 @@ def judged(problem: Problem) -> Judgement:
     return Judgement(holding.loads(state), holding.violations(problem, problem.ground, state), scores)
 
 
-def _fingerprint(problem: Problem) -> Hashable:
+def _fingerprint(problem: Problem) -> tuple[object, ...]:
     """What decides where there is room for what; two problems alike in it place alike."""
     return (
-        id(problem.ground),
+        problem.ground,
         frozenset((a.replica, a.wanted, a.spec) for a in problem.assignments),
         frozenset((name, desired.replicas) for name, desired in problem.desired.items()),
         frozenset((d.name, d.spec) for d in problem.deployments),

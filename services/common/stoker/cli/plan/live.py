@@ -1,4 +1,4 @@
-"""`stoker plan apply | show | what-if | defrag`: the facility and the placements of a fleet that runs."""
+"""`stoker plan apply | show | where | what-if | defrag`: the facility and the placements of a fleet that runs."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ R = TypeVar("R")
 
 _CALL_S = 30.0
 _POLL_S = 0.5
+_LIMITS = 10
+"""Limits that are shown to people; the tightest."""
 
 TimeOption = Annotated[float, typer.Option("--time", min=0, max=3_600, help="Time to search, in seconds.")]
 
@@ -39,6 +41,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: stoker plan apply facility.yaml")(apply)
     app.command(epilog="Example: stoker plan show -o json | jq .violations")(show)
     app.command("what-if", epilog="Example: stoker plan what-if --without-rack r7 --replicas chat=12")(what_if)
+    app.command(epilog="Example: stoker plan where chat-3")(where)
     app.command(epilog="Example: stoker plan defrag --apply")(defrag)
 
 
@@ -140,6 +143,28 @@ def what_if(
         moved.add_row(each["replica_id"], each["where"])
     scores = _score_table(value["scores"])
     Output(output).result(value, *([moved] if value["placed"] else []), scores, *(lines or ["All has a place."]))
+
+
+def where(
+    name: Annotated[str, typer.Argument(help="A replica, or a deployment.")],
+    planner: PlannerOption = "",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show where a replica runs, how full the feeds above it are, and why a deployment is short of replicas."""
+    targets, tls = Addresses.find(planner=planner).require_planners(), secured(planner)
+    request = planner_pb2.ExplainRequest(name=name)
+    answer = run(_ask(targets, tls, lambda stub: stub.Explain(request, timeout=_CALL_S)))
+    value = {
+        "words": list(answer.words),
+        "placed": [_placed_json(each) for each in answer.placed],
+        "limits": [
+            {"limit": each.limit, "used_w": each.used_w, "capacity_w": each.capacity_w} for each in answer.limits
+        ],
+    }
+    limits = _table("draw at the most", "limit", "kW", "of kW")
+    for each in answer.limits[:_LIMITS]:
+        limits.add_row(each.limit, f"{each.used_w / 1e3:,.4g}", f"{each.capacity_w / 1e3:,.4g}")
+    Output(output).result(value, *answer.words, *([limits] if answer.limits else []))
 
 
 def defrag(
