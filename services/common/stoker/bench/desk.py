@@ -64,6 +64,7 @@ class Desk:
         self._listener = listener
         self._turns = itertools.cycle(sites)
         self._waiting: dict[tuple[int, int], Asked] = {}
+        self._flights: dict[str, dict[int, tuple[Asked, RouterSite, Callable[[], None]]]] = {}
         self._ticking: set[int] = set()
 
     @property
@@ -88,9 +89,20 @@ class Desk:
             tenant=job.tenant,
             weight=job.weight,
         )
-        asked = Asked(job, request, self._clock.now, over)
+        self._route(site, Asked(job, request, self._clock.now, over))
+
+    def lost(self, replica: str, told: Callable[[Asked], None]) -> None:
+        """A replica died, and the routers know it: what it had is asked for again elsewhere, from the beginning, once
+        `told` has heard of it. A first token that was there is not taken back."""
+        for asked, site, release in self._flights.pop(replica, {}).values():
+            release()
+            told(asked)
+            asked.replica, asked.sent_at = "", None
+            self._route(site, asked)
+
+    def _route(self, site: RouterSite, asked: Asked) -> None:
         try:
-            decision, ticket = site.route(request, self._clock.now)
+            decision, ticket = site.route(asked.request, self._clock.now)
         except StokerError as error:
             self._refuse(asked, error)
             return
@@ -134,6 +146,8 @@ class Desk:
         if self._announcements is not None:
             self._announcements.tell(site, Dispatched.of(asked.request, decision))
         flight = fleet.dispatch(asked.request, decision, clock.now)
+        flights = self._flights.setdefault(decision.replica, {})
+        flights[id(asked)] = asked, site, lambda: fleet.release(flight, clock.now)
         self._listener.sent(asked, decision)
 
         def heard(end: bool) -> None:
@@ -146,10 +160,11 @@ class Desk:
         def done(end: bool) -> None:
             clock.after(self._delays.end_s, partial(heard, end))
             if end:
+                del flights[id(asked)]
                 asked.ended_at = clock.now
                 self._listener.ended(asked)
                 asked.over()
-            else:
+            elif asked.first_token_at is None:  # else it was there before its replica died
                 asked.first_token_at = clock.now
                 self._listener.first_token(asked)
 

@@ -254,6 +254,16 @@ class Engine:
             self._admit()
             self._step()
 
+    def die(self) -> None:
+        """Stop in the midst of everything: nothing that is here is ever done."""
+        self._generated, self._stretch = self.generated, None
+        self._due += 1
+        self._machine.busy -= self._busy
+        self._busy = False
+        self._queue.clear()
+        self._prefilling.clear()
+        self._decoding.clear()
+
     def _cut(self, stretch: _Stretch) -> None:
         """End the steps that only decode with the one that is under way, if who comes can then join."""
         if len(self._queue) > 1 or not self._joins(self._queue[0].job):

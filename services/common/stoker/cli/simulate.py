@@ -122,6 +122,12 @@ def simulate(
         float, typer.Option("--prefill-rate", min=0.0, max=1e9, help="Uncached tokens/s each; 0: the hardware's.")
     ] = 0.0,
     model: Annotated[str, typer.Option("--model", help="Recorded model. Default: the only one.")] = "",
+    mtbf_hours: Annotated[
+        float,
+        typer.Option(
+            "--mtbf-hours", min=0.0, max=1e6, help="Mean time until a replica dies and starts anew; 0: never."
+        ),
+    ] = 0.0,
     victims: Annotated[
         Victims,
         typer.Option(
@@ -160,6 +166,7 @@ def simulate(
         most=most,
         initial=min(most, max(replicas or least, least)),
         price_per_hour=price,
+        mtbf_s=3_600.0 * mtbf_hours,
         victims=Ways(victims.value),
         seed=seed,
     )
@@ -245,6 +252,7 @@ def _simulated(read: Read, settings: Settings) -> dict[str, Any]:
         "replicas_min": settings.least,
         "replicas_max": settings.most,
         "replicas": settings.initial,
+        "mtbf_hours": settings.mtbf_s / 3_600.0,
         "victims": settings.victims.value,
         "seed": settings.seed,
     }

@@ -44,6 +44,8 @@ class Figures:
     itl_p95_ms: float | None
     replicas_mean: float
     replicas_most: int
+    deaths: int
+    """Replicas that died and started anew."""
     over_bound: int
     """Requests that the router sent where its bound did not allow them, as none was open."""
 
@@ -86,6 +88,7 @@ def figures(policy: str, ledger: Ledger, scaling: Scaling, seconds: float) -> Fi
         itl_p95_ms=_ms(ledger.itls, 0.95),
         replicas_mean=round(3_600.0 * hours / seconds, 2) if seconds else 0.0,
         replicas_most=max(count.total for count in counts if count.at <= seconds),
+        deaths=fleet.deaths,
         over_bound=ledger.over_bound,
     )
 

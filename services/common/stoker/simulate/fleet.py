@@ -65,6 +65,10 @@ class SimulatedFleet:
         self._clock = clock
         self._machine = Machine(0)
         self._rng = Random(f"{settings.seed} starts")  # noqa: S311 (repeatable on purpose)
+        self._fates = Random(f"{settings.seed} deaths")  # noqa: S311
+        self.died: Callable[[str], None] = lambda name: None
+        """Called when a replica has died; the routers know it by then."""
+        self.deaths = 0
         self._members: dict[str, Member] = {}
         self._seen: tuple[Replica, ...] | None = None
         self._number = 0
@@ -221,6 +225,24 @@ class SimulatedFleet:
         member.reporter = Reporter(engine, sites, self._clock, settings.delays, settings.routing.kv_weight)
         member.engine = self.engines[name] = engine
         self._stand(member, standing=Standing.READY)
+        if settings.mtbf_s:
+            self._clock.after(self._fates.expovariate(1.0 / settings.mtbf_s), partial(self._die, name))
+
+    def _die(self, name: str) -> None:
+        """A replica loses its cache and what it had; where it did not leave anyway, it starts anew at its place."""
+        member = self._members.get(name)
+        if member is None or member.engine is None:
+            return
+        member.engine.die()
+        if member.retirement is not None:
+            member.retirement.end()
+        self.deaths += 1
+        self._drop(name)
+        if not member.seen.leaving:
+            again = self._assigned().seen.id
+            self._clock.after(self._settings.starting.drawn(self._rng), partial(self._started, again))
+        self._count()
+        self.died(name)
 
     def _told(self, name: str, delta: Delta) -> None:
         if name in self._members:

@@ -107,6 +107,11 @@ class Ledger:
         self.sent_on.change(1, self.clock.now)
         self.fleet.sent(asked.replica, asked.job)
 
+    def lost(self, asked: Asked) -> None:
+        """Its replica died: it is in the router again."""
+        self.sent_on.change(-1, self.clock.now)
+        self.held.change(1, self.clock.now)
+
     def first_token(self, asked: Asked) -> None:
         """Its first token came."""
         ttft_s = self.clock.now - asked.at

@@ -70,6 +70,7 @@ def simulate(
     fleet = SimulatedFleet(settings, site, clock)
     ledger = Ledger(clock, fleet, settings.objective)
     desk = Desk(fleet.engines, [site], None, clock, settings.delays, ledger)
+    fleet.died = lambda name: desk.lost(name, ledger.lost)
     scaling = Scaling(policy, settings, fleet, ledger, desk, clock)
     block_size = settings.hardware.block_size
 

@@ -76,6 +76,8 @@ class Settings:
     """Requests that wait in the router at most, as by its default; more are refused."""
     longest_s: float = 120.0
     """How long they wait at most."""
+    mtbf_s: float = 0.0
+    """Mean time from a replica's start to its death (exponential, seeded); 0: none dies."""
     victims: Victims = Victims.WARM
     warm_s: float = 10.0
     """Prefill that each replica that stays may spend on prompts of those that go, as the scaler's by default."""
