@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.api.common.v1 import common_pb2, scaling_pb2
+from stoker.api.common.v1 import common_pb2, placement_pb2, scaling_pb2
 from stoker.cli import deployment_file
 from stoker.common.errors import Code, StokerError
 
@@ -191,3 +191,38 @@ def test_a_policy_stands_in_a_file_of_its_own_too(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(StokerError, match="at least a kind"):
         deployment_file.read_policy(path)
+
+
+def test_a_placement_is_read_and_each_mistake_told_at_its_line() -> None:
+    text = """\
+name: llama
+model: m
+engine: vllm
+gpus_per_node: 8
+gang_size: 2
+placement:
+  tensor_parallel: 16
+  watts_per_gpu: 650
+  member_bytes_per_s: 2000000000
+  pair: llama-decode
+  pair_bytes_per_s: 500000000
+  spread: {domains: [rack, source], largest_share: 0.5}
+  regions: [{region: eu-central, share: 0.6}]
+"""
+    placement = deployment_file.parse(text, "llama.yaml").placement
+    assert placement.member_bytes_per_s == 2_000_000_000
+    assert list(placement.spread.domains) == [
+        placement_pb2.FAILURE_DOMAIN_RACK,
+        placement_pb2.FAILURE_DOMAIN_SOURCE,
+    ]
+    nothing = deployment_file.parse(text.replace("{domains: [rack, source], largest_share: 0.5}", "{}"), "llama.yaml")
+    assert nothing.placement.HasField("spread"), "spread over nothing, which is not unsaid"
+    wrong = text.replace("16", "12").replace("pair: llama-decode", "pair: llama").replace("650", "0")
+    with pytest.raises(StokerError) as refused:
+        deployment_file.parse(wrong, "llama.yaml")
+    lines = refused.value.message.splitlines()
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["llama.yaml:7", "placement.tensor_parallel"],
+        ["llama.yaml:8", "placement.watts_per_gpu"],
+        ["llama.yaml:10", "placement.pair"],
+    ]

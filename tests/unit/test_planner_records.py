@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.api.common.v1 import common_pb2
+from stoker.api.common.v1 import common_pb2, placement_pb2
 from stoker.api.registry.v1 import records_pb2
 from stoker.control.specs import spec_key
 from stoker.planner.core.loss import Presence
+from stoker.planner.core.placement import Domain
 from stoker.planner.core.retiring import since
-from stoker.planner.core.values import Assignment, Condition, Deployment, Member, Node, Wanted
-from stoker.planner.records import assigned_nodes, problem_of, record_of, retirement_times
+from stoker.planner.core.units import BytesPerSecond, Watts
+from stoker.planner.core.values import Assignment, Condition, Deployment, Member, Node, Wanted, Wishes
+from stoker.planner.records import assigned_nodes, deployment_of, problem_of, record_of, retirement_times
 from stoker.registry.client import FleetView
 from stoker.registry.core.records import Kind, Name, Record
 
@@ -182,3 +184,53 @@ def test_a_new_replica_runs_the_specification_of_the_moment() -> None:
         wanted=records_pb2.WANTED_RUN,
         fence=FENCE,
     )
+
+
+def test_a_placement_restarts_nothing_and_becomes_wishes() -> None:
+    placement = placement_pb2.PlacementPolicy(
+        watts_per_gpu=650,
+        member_bytes_per_s=2_000_000_000,
+        pair="decode",
+        pair_bytes_per_s=7,
+        spread=placement_pb2.PlacementSpread(domains=[placement_pb2.FAILURE_DOMAIN_ROW]),
+        regions=[placement_pb2.RegionShare(region="eu", share=0.6)],
+        near="eu",
+        reach_s=0.02,
+        gpu_types=["h100-sxm"],
+    )
+    assert spec_key(spec(placement=placement)) == spec_key(spec())
+    assert deployment_of(spec(gpus_per_node=8, placement=placement)).wishes == Wishes(
+        busy_power=Watts(650),
+        peer_rate=BytesPerSecond(2_000_000_000),
+        pair="decode",
+        pair_rate=BytesPerSecond(7),
+        spread_over=frozenset({Domain.ROW}),
+        regions={"eu": 0.6},
+        near="eu",
+        reach_s=0.02,
+        gpu_types=frozenset({"h100-sxm"}),
+    )
+    nowhere = deployment_of(spec(placement=placement_pb2.PlacementPolicy(spread=placement_pb2.PlacementSpread())))
+    assert (nowhere.wishes.spread_over, deployment_of(spec()).wishes) == (frozenset(), Wishes())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "group"),
+    [
+        (["--tensor-parallel-size", "4"], 4),
+        (["-tp=2"], 2),
+        (["--tensor-parallel-size=4", "-tp", "2"], 2),
+        (["--tensor-parallel-size", "3"], 0),
+        (["--tensor-parallel-size", "x"], 0),
+        (["--tensor-parallel-size"], 0),
+        ([], 0),
+    ],
+)
+def test_the_size_of_a_group_is_what_the_engine_is_told(arguments: list[str], group: int) -> None:
+    assert deployment_of(spec(gpus_per_node=8, engine_args=arguments)).wishes.tensor_parallel == group
+
+
+def test_every_domain_of_the_contract_is_known_to_the_placement() -> None:
+    for number in placement_pb2.FailureDomain.values()[1:]:
+        policy = placement_pb2.PlacementPolicy(spread=placement_pb2.PlacementSpread(domains=[number]))
+        assert deployment_of(spec(placement=policy)).wishes.spread_over != frozenset()
