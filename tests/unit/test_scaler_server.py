@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2, registry_pb2
+from stoker.api.scaler.v1 import scaler_pb2
+from stoker.common.errors import NotFound
 from stoker.registry.client import FleetView
 from stoker.registry.core.records import Kind, Name, Record
+from stoker.scaler.config import ScalerConfig
 from stoker.scaler.core.decide import decide
-from stoker.scaler.core.values import Desired, Load, Reason, Standing
+from stoker.scaler.core.values import Decisions, Desired, Load, Reason, Standing
 from stoker.scaler.decision_messages import desired_record
 from stoker.scaler.observed import fleet_of, load_of
+from stoker.scaler.rounds import ScalerRound
+from stoker.scaler.server import ScalerServicer
+from stoker.scaler.watching import Watching
 
 
 def view_of(*records: tuple[Kind, str, Record]) -> FleetView:
@@ -55,3 +65,33 @@ def test_a_reason_of_another_version_is_kept_as_it_is_read() -> None:
     (desired,) = fleet_of(view_of((Kind.DESIRED, "chat", record)), {}).desired
     assert desired == Desired("chat", 1, 1, (), "FORECAST")
     assert desired.reason != Reason.FIXED
+
+
+@pytest.mark.looptime
+async def test_a_deployment_that_is_deleted_while_it_is_decided_on_is_not_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deployment = records_pb2.Deployment(spec=common_pb2.DeploymentSpec(name="chat", replicas=1), generation=2)
+    deployment.pause.note = "incident"
+    view = view_of((Kind.DEPLOYMENTS, "chat", deployment))
+    watching = Watching(view, 2.0, lambda: 1.7e9)
+    round_ = ScalerRound(cast(Any, None), view, watching, ScalerConfig())
+    decided = round_.decided
+
+    async def deleted(*arguments: Any) -> Decisions:
+        found = await decided(*arguments)
+        view.delta((), [(Kind.DEPLOYMENTS, "chat")], view.revision + 1)
+        watching.catch_up(0.0)
+        return found
+
+    watch = SimpleNamespace(view=view, synced=asyncio.Event(), stale=False)
+    watch.synced.set()
+    servicer = ScalerServicer(cast(Any, SimpleNamespace(holding="")), cast(Any, watch), round_, cast(Any, None))
+    request = scaler_pb2.WhyDeploymentRequest(deployment="chat")
+    told = await servicer.WhyDeployment(request, cast(Any, None))
+    assert told.now.paused
+    monkeypatch.setattr(round_, "decided", deleted)
+    with pytest.raises(NotFound, match="deleted meanwhile"):
+        await servicer.WhyDeployment(request, cast(Any, None))
+    with pytest.raises(NotFound, match="does not exist"):
+        await servicer.DryRun(scaler_pb2.DryRunRequest(deployment="chat"), cast(Any, None))

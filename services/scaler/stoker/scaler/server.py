@@ -69,6 +69,8 @@ class ScalerServicer(scaler_pb2_grpc.ScalerServiceServicer):
         now = None if held else await self._decision(name, None)
         watching, clock = self._round.watching, asyncio.get_running_loop().time()
         watching.catch_up(clock)
+        if name not in watching.memories:
+            raise NotFound(f"deployment {name!r} was deleted meanwhile")
         memory, policy, offset = watching.memories[name], watching.policies[name], watching.wall(clock) - clock
         return scaler_pb2.WhyDeploymentResponse(
             standing=self._view.desired.get(name),
@@ -145,7 +147,8 @@ class ScalerServicer(scaler_pb2_grpc.ScalerServiceServicer):
     async def _decision(self, name: str, policy: Policy | None) -> records_pb2.Desired:
         now = asyncio.get_running_loop().time()
         decisions = await self._round.decided(now, None if policy is None else {name: policy})
-        paused = policy.paused if policy is not None else self._round.watching.policies[name].paused
+        known = policy or self._round.watching.policies.get(name)
+        paused = known is not None and known.paused
         for decision, desired in zip(decisions.made, decisions.desired, strict=True):
             if decision.deployment == name:
                 return desired_record(desired, decision, None, paused=paused)

@@ -40,7 +40,8 @@ def next_move(runners: Sequence[Runner], victims: Sequence[str] = ()) -> Move | 
     able = [runner for runner in runners if runner.ready and runner.alike]
     going = [runner.id for runner in able if runner.displaced]
     renewed = sorted((r.id for r in able if r.outdated and not r.displaced), key=by_ordinal)
-    named = [name for name in renewed if name in victims]
+    chosen = frozenset(victims)
+    named = [name for name in renewed if name in chosen]
     going += named or renewed[:1]
     heirs = [runner.id for runner in runners if not runner.displaced and not runner.outdated]
     return Move(tuple(sorted(going)), tuple(sorted(heirs))) if going and heirs else None

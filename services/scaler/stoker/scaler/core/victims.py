@@ -84,7 +84,8 @@ def choose(
         counts.append(min(left, len(kind)) if kind is not kinds[-1] else min(left, room.most))
         left -= counts[-1]
     kept = min(left, len(kinds[-1]) - counts[-1])
-    if _stands(before, kinds, counts) and room.holds(r for r in kinds[-1] if r.id in before):
+    chosen_before = frozenset(before)
+    if _stands(chosen_before, kinds, counts) and room.holds(r for r in kinds[-1] if r.id in chosen_before):
         return Choice(tuple(before), kept=kept)
     names, costs = list[str](), dict[str, Cost]()
     for kind, count in zip(kinds, counts, strict=True):
@@ -269,7 +270,7 @@ def by_ordinal(name: str) -> tuple[int, str]:
     return (-int(digits[-1]) if digits else 0, name)
 
 
-def _stands(before: Sequence[str], kinds: Sequence[Sequence[Replica]], counts: Sequence[int]) -> bool:
+def _stands(before: frozenset[str], kinds: Sequence[Sequence[Replica]], counts: Sequence[int]) -> bool:
     """Whether an earlier choice is as good as any other with so many of each kind."""
     chosen = [sum(replica.id in before for replica in kind) for kind in kinds]
     return chosen == list(counts) and len(before) == sum(counts)
