@@ -33,9 +33,9 @@ def test_without_a_facility_agents_reports_are_the_ground() -> None:
 def test_a_facility_is_read_once_and_nodes_that_it_lacks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     surveyor, text = Surveyor(), hall({"r1": "n1"})
     first = surveyor.look(record(text, 7), reported("n1", "n9"))
-    assert (first.revision, first.listed) == (7, {"n1"})
+    assert (first.revision, first.listed) == (7, frozenset({"n1"}))
     problem = first.on(Problem(nodes=[Node("n1"), Node("n9")]))
-    assert (problem.applied, problem.unlisted) == (True, {"n9"})
+    assert (problem.applied, problem.unlisted) == (True, frozenset({"n9"}))
     monkeypatch.setattr(facility_file, "parse", lambda *_: pytest.fail("read again"))
     assert surveyor.look(record(text, 7), reported("n1", "n9")) is first, "nothing changed"
     fewer = surveyor.look(record(text, 7), reported("n1", gpus=3))
@@ -46,11 +46,11 @@ def test_what_cannot_be_read_leaves_the_last_one_that_could() -> None:
     surveyor = Surveyor()
     surveyor.look(record(hall({"r1": "n1"}), 7), reported("n1"))
     kept = surveyor.look(record("name: x\nsites: 3\n", 9), reported("n1"))
-    assert (kept.revision, kept.listed) == (7, {"n1"})
+    assert (kept.revision, kept.listed) == (7, frozenset({"n1"}))
     assert "revision 9" in kept.problem
     assert "revision 7 is planned for" in kept.problem
     mended = surveyor.look(record(hall({"r1": "n[1-2]"}), 11), reported("n1"))
-    assert (mended.revision, mended.listed, mended.problem) == (11, {"n1", "n2"}, "")
+    assert (mended.revision, mended.listed, mended.problem) == (11, frozenset({"n1", "n2"}), "")
     gone = surveyor.look(None, reported("n1"))
     assert (gone.revision, gone.listed, gone.problem) == (0, None, "")
 
