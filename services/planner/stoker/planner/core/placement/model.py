@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from stoker.planner.core.placement.cells import Cell, Shelf
@@ -197,13 +198,24 @@ class Model:
         """Free nodes as units: each goes to one member of just its size, or is opened for smaller ones."""
         units = nodes * len(self.base.ground.layouts[cell.nodes[0]]) // unit
         counts = {shape: self.cp.new_int_var(0, units * (unit // max(1, shape[0])), "") for shape in shapes}
-        opened = self.cp.new_int_var(0, units, "")
-        small = sum(max(1, shape[0]) * count for shape, count in counts.items() if shape[0] < unit)
-        self.cp.add(small <= unit * opened)
+        opened = self._opened(counts, unit, units)
         self.cp.add(sum(count for shape, count in counts.items() if shape[0] == unit) + opened <= units)
         self.halved[cell.number, free] = Halved(unit, units, counts, opened)
         for shape, count in counts.items():
             per_shape[shape].append(count)
+
+    def _opened(self, counts: dict[Shape, Expression], unit: int, units: int) -> Expression:
+        """How many units are opened for smaller members. Each size opens whole pieces of the next larger one: an odd
+        GPU leaves another that only its like can take, which a sum over all sizes does not see."""
+        sizes = sorted({max(1, gpus) for gpus, _ in counts if gpus < unit} | {unit})
+        pieces: Expression = 0
+        for size, larger in pairwise(sizes):
+            asked = pieces + sum(count for (gpus, _), count in counts.items() if max(1, gpus) == size)
+            pieces = self.cp.new_int_var(0, units * (unit // larger), "")
+            self.cp.add(asked * size <= larger * pieces)
+        if len(sizes) == 1:
+            return self.cp.new_int_var(0, 0, "")
+        return pieces
 
     def _power(self) -> None:
         draws: defaultdict[str, list[Expression]] = defaultdict(list)
