@@ -1,33 +1,40 @@
 """Scaling policies side by side: replica-hours at equal or better attainment of the SLO, and thrashing.
 
-    python bench/scaling.py --data PATH [-o json] [--only azure mooncake step …] [--startup 30]
+    python bench/scaling.py --data PATH [-o json] [--only azure mooncake step …] [--startup 30 90] [--load 1 10]
     python bench/scaling.py --data PATH --startups
 
 `PATH` holds azure_llm_2023_code.csv and mooncake_synthetic_trace.jsonl. Ours run at their defaults. What they are
 held to is Knative's policy (`concurrency`, with its own pace) tuned on the very load that it is shown with: stable
 window, scale-down delay and panic threshold one after the other, each with the largest target whose attainment is no
 lower than ours, and of all these the one with the fewest replica-hours. The smallest fixed count that attains as much
-is shown for reference: nobody knows it beforehand.
+is shown for reference: nobody knows it beforehand. So are the hours of one who knows every arrival beforehand
+(`stoker.simulate.clairvoyant`, the best of a family of plans): no policy that has to wait and see comes below them,
+and `possible_%` is what they are below the baseline.
+
+`--known FILE` keeps what was simulated, by all that it follows from: the requests, the settings, the policy, and the
+text of the programs that had a part in it. Another run takes it from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
 from stoker.bench.published import azure, mooncake
 from stoker.bench.replicas import Job
 from stoker.router.core import RoutingConfig
-from stoker.simulate import loads
+from stoker.scaler.core.policy import Policy
+from stoker.simulate import clairvoyant, loads
 from stoker.simulate.figures import Figures, replica_seconds
 from stoker.simulate.ledger import Ledger
-from stoker.simulate.policies import parsed
+from stoker.simulate.policies import Contender, parsed
 from stoker.simulate.run import simulate
 from stoker.simulate.settings import Objective, Settings, Starting
 from stoker.simulate.traffic import Scale, scaled
@@ -39,6 +46,8 @@ TARGETS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0)
 WINDOWS = ("stable_s=60,panic_s=6", "stable_s=300,panic_s=30")
 PANICS = ("panic_at=2", "panic_at=10")  # Knative's default, and its most: hardly ever
 DELAYS = ("pace.settle_s=300", "pace.settle_s=900", "pace.settle_s=0")
+KNOWING = (5.0, 10.0, 20.0, 40.0)  # windows of the clairvoyant's plans, and what is on top of the load
+SPARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
 TIMES_OURS = 2.0  # what costs more than so many times as much as ours is not looked at further
 ROUTING = RoutingConfig(hold_s=1.0)  # prompts take a third of a second here: a replica is given its next one in time
 
@@ -57,7 +66,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the two traces")
     parser.add_argument("--only", nargs="+", help="some of the loads")
     parser.add_argument("--ours", nargs="+", default=list(OURS), help="policies to show beside the baseline")
-    parser.add_argument("--startup", type=float, default=30.0, help="seconds from a decision to a serving replica")
+    parser.add_argument("--startup", type=float, nargs="+", default=[30.0], help="seconds until a replica serves")
+    parser.add_argument("--load", type=float, nargs="+", default=[1.0], help="so many times as many requests")
+    parser.add_argument("--known", type=Path, help="file that keeps what was simulated")
     parser.add_argument("--startups", action="store_true", help="attainment of a step under several start-up times")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
@@ -66,8 +77,13 @@ def main() -> None:
         rows = startups(options.ours, options.seed)
     else:
         names = options.only or [*SOURCES, *SHAPES]
-        chosen = [made(name, options.data, options.startup, options.seed) for name in names]
-        rows = [each for load in chosen for each in compared(load, options.ours)]
+        known = Known.read(options.known)
+        rows = []
+        for name, startup_s, times in product(names, options.startup, options.load):
+            load = made(name, options.data, startup_s, options.seed, times)
+            rows += [
+                {"startup_s": startup_s, "load_x": times, **each} for each in compared(load, options.ours, known)
+            ]
     if options.output == "json":
         print(json.dumps(rows, indent=2))
         return
@@ -95,14 +111,62 @@ SHAPES: dict[str, tuple[Callable[[int], Iterator[Job]], int]] = {
 }
 
 
-def made(name: str, data: Path, startup_s: float, seed: int) -> Load:
-    settings = Settings(starting=Starting(startup_s), most=24, routing=ROUTING, seed=seed)
+def made(name: str, data: Path, startup_s: float, seed: int, times: float = 1.0) -> Load:
+    """A load so many times as heavy; as many times as many replicas serve at its beginning and at most."""
+    most = round(24 * times)
+    settings = Settings(starting=Starting(startup_s), most=most, routing=ROUTING, seed=seed)
     if name in SHAPES:
         shape, initial = SHAPES[name]
-        return Load(name, tuple(shape(seed)), replace(settings, initial=initial))
-    file, read, scale, objective, initial = SOURCES[name]
-    jobs = scaled(partial(read, data / file), scale, seed)()
-    return Load(name, tuple(jobs), replace(settings, objective=objective, initial=initial))
+        source, scale = partial(shape, seed), Scale()
+    else:
+        file, read, scale, objective, initial = SOURCES[name]
+        source, settings = partial(read, data / file), replace(settings, objective=objective)
+    jobs = scaled(source, replace(scale, load=scale.load * times), seed)()
+    return Load(name, tuple(jobs), replace(settings, initial=max(1, round(initial * times))))
+
+
+@dataclass
+class Known:
+    """Figures of simulations that were done before, in a file of theirs; without one nothing is kept."""
+
+    path: Path | None = None
+    figures: dict[str, dict[str, object]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path | None) -> Known:
+        return cls(path, json.loads(path.read_text()) if path and path.exists() else {})
+
+    def key(self, load: Load, policy: str) -> str:
+        """What a simulation follows from, in one number."""
+        ours = policy.split(":")[0] in OURS
+        parts = (_text_of(ours=ours), repr(load.settings), policy, *map(repr, load.jobs))
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def get(self, key: str) -> Figures | None:
+        found = self.figures.get(key)
+        return None if found is None else Figures(**found)  # type: ignore[arg-type]
+
+    def put(self, key: str, figures: Figures) -> None:
+        self.figures[key] = asdict(figures)
+        if self.path is not None:
+            self.path.write_text(json.dumps(self.figures))
+
+
+OUR_OWN = {"forecast.py", "forecasting.py", "model.py", "queueing.py", "reserve.py", "slo.py"}
+
+
+@cache
+def _text_of(*, ours: bool) -> str:
+    """The programs that a simulation follows from; what only our policies run is left out for others."""
+    services = Path(__file__).parents[1] / "services"
+    rooms = (
+        "common/stoker/bench",
+        "common/stoker/simulate",
+        "router/stoker/router/core",
+        "scaler/stoker/scaler/core",
+    )
+    files = sorted(file for room in rooms for file in (services / room).rglob("*.py"))
+    return "".join(file.read_text() for file in files if ours or file.name not in OUR_OWN)
 
 
 class Late(Exception):
@@ -119,9 +183,11 @@ class Trials:
     requests that were late stay late, and hours only grow."""
 
     load: Load
+    known: Known = field(default_factory=Known)
 
     def __post_init__(self) -> None:
         self._known: dict[str, Figures] = {}
+        self._plans: dict[str, Contender] = {}
         self._worse: dict[str, float] = {}  # attainment that a policy was seen not to reach
 
     def full(self, policy: str) -> Figures:
@@ -147,25 +213,40 @@ class Trials:
             raise Late
         return found
 
+    def planned(self, window_s: float, spare: float, hit_rate: float) -> str:
+        """The name of a clairvoyant's plan."""
+        name = f"clairvoyant:{window_s:g} s,{spare:g},{hit_rate:g}"
+        if name not in self._plans:
+            settings = self.load.settings
+            busy = clairvoyant.Load.of(self.load.jobs, settings.hardware, hit_rate)
+            plan = busy.plan(window_s, spare, settings.starting.median_s)
+            self._plans[name] = Contender(name, Policy(), plan=plan)
+        return name
+
     def _run(self, policy: str, watch: Callable[[Ledger], None]) -> Figures:
         if policy not in self._known:
             load = self.load
-            contender = parsed(policy, load.settings.objective)
-            self._known[policy] = simulate(lambda: iter(load.jobs), contender, load.settings, said=watch).figures
-            found = self._known[policy]
+            key = self.known.key(load, policy)
+            kept = self.known.get(key)
+            if kept is None:
+                contender = self._plans.get(policy) or parsed(policy, load.settings.objective)
+                kept = simulate(lambda: iter(load.jobs), contender, load.settings, said=watch).figures
+                self.known.put(key, kept)
+            found = self._known[policy] = kept
             print(
                 f"{load.name}: {found.attainment} {found.replica_hours} {policy.replace(PACE, '')}", file=sys.stderr
             )
         return self._known[policy]
 
 
-def compared(load: Load, ours: Sequence[str]) -> Iterator[dict[str, object]]:
+def compared(load: Load, ours: Sequence[str], known: Known | None = None) -> Iterator[dict[str, object]]:
     """Our policies, each with the best that the baseline and fixed counts do at its attainment."""
-    trials = Trials(load)
+    trials = Trials(load, known or Known())
     for policy in ours:
         figures = trials.full(policy)
         best = tuned(trials, figures.attainment or 0.0, TIMES_OURS * figures.replica_hours)
-        yield row(load, figures, best)
+        knowing = foreseen(trials, figures)
+        yield row(load, figures, best, knowing)
         for other in (best, smallest(trials, figures.attainment or 0.0)):
             if other is not None:
                 yield row(load, other, None)
@@ -217,19 +298,46 @@ def smallest(trials: Trials, wanted: float) -> Figures | None:
     return best
 
 
-def row(load: Load, figures: Figures, against: Figures | None) -> dict[str, object]:
-    saved = None if against is None else round(100 * (1 - figures.replica_hours / against.replica_hours), 1)
+def foreseen(trials: Trials, ours: Figures) -> Figures | None:
+    """The cheapest plan of one who knows all arrivals that attains as much as ours; None where none does."""
+    best: Figures | None = None
+    for window_s in KNOWING:
+        low, high = -1, len(SPARES)  # the first is taken not to attain it, the last to
+        while high - low > 1:
+            middle = (low + high) // 2
+            name = trials.planned(window_s, SPARES[middle], ours.hit_rate or 0.0)
+            try:
+                found = trials.attaining(name, ours.attainment or 0.0, best.replica_hours if best else float("inf"))
+            except Late:
+                low = middle
+            except Dear:
+                high = middle
+            else:
+                best, high = found, middle
+    return best
+
+
+def row(load: Load, figures: Figures, against: Figures | None, knowing: Figures | None = None) -> dict[str, object]:
     return {
         "load": load.name,
         "policy": figures.policy.replace(f",{PACE}", ""),
         "within_slo": figures.attainment,
         "replica_hours": figures.replica_hours,
-        "saved_%": saved,
+        "saved_%": _saved(figures, against),
+        "clairvoyant_hours": knowing and knowing.replica_hours,
+        "possible_%": _saved(knowing, against),
         "moved_back": figures.thrashing,
         "scalings": figures.scale_ups + figures.scale_downs,
         "hit_rate": figures.hit_rate,
         "ttft_p99_ms": figures.ttft_p99_ms,
     }
+
+
+def _saved(figures: Figures | None, against: Figures | None) -> float | None:
+    """Percent of the hours."""
+    if figures is None or against is None:
+        return None
+    return round(100 * (1 - figures.replica_hours / against.replica_hours), 1)
 
 
 def startups(ours: Sequence[str], seed: int) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.scaler.core import policies
 from stoker.scaler.core.model import Demand, Model
-from stoker.scaler.core.policy import Concurrency, Kind, Policy, Saturation, Slo
+from stoker.scaler.core.policy import Concurrency, Forecast, Kind, Policy, Saturation, Slo
 from stoker.scaler.core.signals import Capacity, History, Minute, Sample, Startup, Wanted
 from stoker.scaler.core.values import Need, Reason
 
@@ -241,7 +241,9 @@ def test_the_forecast_is_never_below_the_present_and_says_what_it_expects() -> N
     assert then.reason == Reason.FORECAST
     assert of(then) > of(now)
     fallen = replace(history, minutes=[replace(m, arrivals_per_s=1.0, prefill_tokens_per_s=2_000.0) for m in minutes])
-    assert of(policies.need(replace(SLO, kind=Kind.FORECAST), fallen, 0.0)) == pytest.approx(of(now), rel=0.3)
+    evident = replace(SLO, kind=Kind.FORECAST, forecast=Forecast(prior=0.0))
+    assert of(policies.need(evident, fallen, 0.0)) == pytest.approx(of(now), rel=0.3)
+    assert of(policies.need(replace(SLO, kind=Kind.FORECAST), fallen, 0.0)) > 1.2 * of(now)
 
 
 def test_the_first_replica_after_none_is_sized_by_the_hit_rate_of_earlier() -> None:

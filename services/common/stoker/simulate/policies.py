@@ -11,6 +11,7 @@ from stoker.registry.core import scaling
 from stoker.registry.core.validation import Limits
 from stoker.scaler.core.policy import Kind, Policy
 from stoker.scaler.policy_messages import message_of
+from stoker.simulate.clairvoyant import Plan
 from stoker.simulate.settings import Objective
 
 _OPTION = "--policy"
@@ -26,6 +27,8 @@ class Contender:
     policy: Policy
     replicas: int | None = None
     """Of a fixed count."""
+    plan: Plan | None = None
+    """Of counts that are known beforehand: the policy is that of a fixed count."""
 
 
 def parsed(text: str, objective: Objective) -> Contender:

@@ -71,7 +71,7 @@ def simulate(
     ledger = Ledger(clock, fleet, settings.objective)
     desk = Desk(fleet.engines, [site], None, clock, settings.delays, ledger)
     fleet.died = lambda name: desk.lost(name, ledger.lost)
-    scaling = Scaling(policy, settings, fleet, ledger, desk, clock)
+    scaling = Scaling(policy, settings, fleet, ledger, desk, clock, contender.plan)
     block_size = settings.hardware.block_size
 
     def start(job: Job) -> None:

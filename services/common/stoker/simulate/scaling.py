@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
@@ -15,6 +15,7 @@ from stoker.scaler.core.policy import Policy, lookback_s, memory_s
 from stoker.scaler.core.signals import Capacity, History, Minute, Sample, Wanted
 from stoker.scaler.core.values import Because, Cost, Decision, Decisions, Deployment, Desired, Fleet, Standing
 from stoker.scaler.core.warming import Warming
+from stoker.simulate.clairvoyant import Plan
 from stoker.simulate.fleet import DEPLOYMENT, SimulatedFleet
 from stoker.simulate.ledger import Interval, Ledger
 from stoker.simulate.settings import Settings, Victims
@@ -76,6 +77,8 @@ class Scaling:
     ledger: Ledger
     desk: Desk
     clock: Clock
+    plan: Plan | None = None
+    """Counts that stand beforehand, in place of a decision's."""
     changes: list[Change] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -96,6 +99,9 @@ class Scaling:
         """Measure and decide now, then come again."""
         now = self.clock.now
         self._observe(now)
+        if self.plan is not None:
+            count = min(max(self.settings.least, self.plan.at(now)), self.settings.most)
+            self._deployment = replace(self._deployment, replicas=count)
         decisions = self._decided(now)
         decision = decisions.made[0]
         if decision.wanted is not None:

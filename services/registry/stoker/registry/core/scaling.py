@@ -63,7 +63,11 @@ _RANGES: Mapping[str, Mapping[str, _Range]] = {
         "window_s": _WINDOW_S,
         "headroom": _Range(0.0, 10.0),
     },
-    "forecast": {"season_s": _Range(60.0, _MONTH_S), "quantile": _PROPER_SHARE},
+    "forecast": {
+        "season_s": _Range(60.0, _MONTH_S),
+        "quantile": _PROPER_SHARE,
+        "prior": _Range(0.0, 100.0),
+    },
     "bounds": {"idle_s": _Range(0.0, _DAY_S), "domain_least": _Range(0, 1_000)},
     "pace": {
         "up_replicas": _Range(1, 1_000_000),

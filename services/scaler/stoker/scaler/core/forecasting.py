@@ -22,7 +22,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.scaler.core.minutes import MINUTE_S
+from stoker.scaler.core.minutes import MINUTE_S, Identical
 from stoker.scaler.core.policy import SEASONS
 from stoker.scaler.core.signals import Minute
 
@@ -89,7 +89,7 @@ def highest(
     horizon = max(1, math.ceil((now_wall + ahead_s - minutes[-1].at - MINUTE_S) / MINUTE_S))
     # A tuple stays as it is: whoever hands in the same one until the next minute ends asks but once.
     found = (_judged_once if isinstance(minutes, tuple) else _judged)(
-        _Identical(minutes), load, horizon, season_s, quantile
+        Identical(minutes), load, horizon, season_s, quantile
     )
     if found is None:
         return Forecast(current)
@@ -98,19 +98,6 @@ def highest(
         latest += current - found.level
     most = _BEYOND * max(latest, current, found.highest)
     return Forecast(min(most, max(0.0, latest) * (1.0 + found.missed)), found.method, found.missed, found.losses)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Identical:
-    """Minutes, equal to none but themselves: comparing days of them would take longer than a forecast."""
-
-    minutes: Sequence[Minute]
-
-    def __hash__(self) -> int:
-        return id(self.minutes)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identical) and self.minutes is other.minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +115,7 @@ class _Judged:
 
 
 def _judged(
-    past: _Identical, load: Callable[[Minute], float], horizon: int, season_s: float, quantile: float
+    past: Identical, load: Callable[[Minute], float], horizon: int, season_s: float, quantile: float
 ) -> _Judged | None:
     """All that follows from the minutes alone; None where they are too few."""
     minutes = past.minutes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stoker.scaler.core.signals import Minute, Sample
@@ -10,6 +10,19 @@ from stoker.scaler.core.signals import Minute, Sample
 MINUTE_S = 60.0
 _KNOWN_S = 30.0
 """Of each minute so much must be known."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Identical:
+    """Minutes, equal to none but themselves: comparing days of them would take longer than a forecast."""
+
+    minutes: Sequence[Minute]
+
+    def __hash__(self) -> int:
+        return id(self.minutes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identical) and self.minutes is other.minutes
 
 
 @dataclass(slots=True)

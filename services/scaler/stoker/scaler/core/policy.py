@@ -74,6 +74,9 @@ class Forecast:
     """Period of the load; looked back by whole periods where history reaches that far."""
     quantile: float = 0.9
     """Demand is taken at this quantile of what forecasts missed lately."""
+    prior: float = 1.0
+    """Jumps that are taken to have come in as many times twenty minutes before the first that are known: what is
+    kept in reserve where little was seen. 0: nothing without evidence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,18 +334,26 @@ class ScalingForecast(Message):
 
     SEASON_S_FIELD_NUMBER: int
     QUANTILE_FIELD_NUMBER: int
+    PRIOR_FIELD_NUMBER: int
     season_s: float
     """Period of the load, seconds; 86,400."""
     quantile: float
     """Demand is taken at this quantile of what forecasts missed lately, above 0 and below 1; 0.9."""
+    prior: float
+    """Jumps that are taken to have come in as many times twenty minutes before the first that are known, 0 to 100: what
+    is kept in reserve where little was seen; 1.
+    """
     def __init__(
         self,
         *,
         season_s: float | None = ...,
         quantile: float | None = ...,
+        prior: float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: Literal["_quantile", b"_quantile", "_season_s", b"_season_s", "quantile", b"quantile", "season_s", b"season_s"]) -> bool: ...
-    def ClearField(self, field_name: Literal["_quantile", b"_quantile", "_season_s", b"_season_s", "quantile", b"quantile", "season_s", b"season_s"]) -> None: ...
+    def HasField(self, field_name: Literal["_prior", b"_prior", "_quantile", b"_quantile", "_season_s", b"_season_s", "prior", b"prior", "quantile", b"quantile", "season_s", b"season_s"]) -> bool: ...
+    def ClearField(self, field_name: Literal["_prior", b"_prior", "_quantile", b"_quantile", "_season_s", b"_season_s", "prior", b"prior", "quantile", b"quantile", "season_s", b"season_s"]) -> None: ...
+    @overload
+    def WhichOneof(self, oneof_group: Literal["_prior", b"_prior"]) -> Literal["prior"] | None: ...
     @overload
     def WhichOneof(self, oneof_group: Literal["_quantile", b"_quantile"]) -> Literal["quantile"] | None: ...
     @overload

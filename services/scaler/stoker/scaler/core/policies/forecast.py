@@ -1,7 +1,8 @@
 """The count for the demand that is expected when a replica started now would be ready.
 
 What is forecast is the load in busy replicas, prefill and decode together; the demand of now is scaled by how much
-higher that is expected to be. Never less than the demand of now: what falls is seen soon enough.
+higher that is expected to be, or may be without anybody expecting it (`core.reserve`). Never less than the demand of
+now: what falls is seen soon enough.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from stoker.scaler.core import forecasting
 from stoker.scaler.core.model import Demand
 from stoker.scaler.core.policies import slo
 from stoker.scaler.core.policy import Policy
+from stoker.scaler.core.reserve import reserve
 from stoker.scaler.core.signals import Capacity, History, Minute
 from stoker.scaler.core.values import Need, Reason
 
@@ -37,10 +39,23 @@ def need(policy: Policy, history: History, now: float) -> Need:
         season_s=policy.forecast.season_s,
         quantile=policy.forecast.quantile,
     )
-    expected = _expected(history, demand, load, current, forecast.expected)
-    answer = slo.answer(policy, history, now, expected, Reason.FORECAST)
+    # Half of what may be late may come unforeseen; what of that does not is left to chance in the queues.
+    spare = reserve(
+        history.minutes,
+        load,
+        ahead_s,
+        settle_s=policy.pace.settle_s,
+        season_s=policy.forecast.season_s,
+        allowed=(1.0 - policy.slo.attainment) / 2.0,
+        prior=policy.forecast.prior,
+    )
+    ready_for = max(forecast.expected, spare.of(current))
+    expected = _expected(history, demand, load, current, ready_for)
+    stricter = replace(policy.slo, attainment=policy.slo.attainment + spare.missed)
+    answer = slo.answer(replace(policy, slo=stricter), history, now, expected, Reason.FORECAST)
     told = {f"loss_{name}": loss for name, loss in forecast.losses.items()}
     numbers = {"ahead_s": ahead_s, "load": current, "expected_load": forecast.expected, "missed": forecast.missed}
+    numbers |= {"reserve": spare.growth, "reserve_load": spare.of(current), "unforeseen": spare.missed}
     return replace(answer, numbers={**answer.numbers, **numbers, **told})
 
 
