@@ -62,7 +62,12 @@ async def test_an_operator_applies_a_facility_asks_and_drains_a_rack(
     file.write_text(hall({"r1": "n[1-2]", "r2": "n[3-4]"}, rack_kw=7))
     await fleet.host("n1", "n2", "n3", "n4")
     assert (await cli("plan", "show"))["applied"] is False
+    narrow = tmp_path / "narrow.yaml"
+    narrow.write_text(hall({"r1": "n[1-2]", "r2": "n3"}, rack_kw=7))
+    (against,) = (await cli("plan", "apply", str(narrow)))["violations"]
+    assert (against["limit"], against["subject"]) == ("node", "n4")
     written = await cli("plan", "apply", str(file))
+    assert not written["violations"]
     assert "n[3-4]" in (await cli("plan", "show", "--document"))["document"]
     await fleet.want("chat", 4, gpus_per_node=1)
     await eventually(lambda: fleet.ready(4))

@@ -117,7 +117,9 @@ def explain(problem: Problem, name: str, why: Mapping[str, str]) -> planner_pb2.
         f"{a.replica} is {'and '.join(_spot(m.node, m.gpus, surface) for m in a.members)}; it shall {a.wanted.value}."
         for a in sorted(mine, key=lambda a: a.replica)
     ]
-    words += [f"{violation.words}." for violation in holding.violations(problem, surface, state)]
+    names = {name, *(a.replica for a in mine)}
+    against = (v for v in holding.violations(problem, surface, state) if v.subject == name or names & set(v.replicas))
+    words += [f"{violation.words}." for violation in against]
     words += [f"{deployment}: {reason}" for deployment, reason in why.items() if name == deployment]
     return planner_pb2.ExplainResponse(
         words=words,

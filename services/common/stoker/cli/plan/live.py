@@ -51,25 +51,50 @@ def apply(
         bool, typer.Option("--force", help="Overwrite whatever is there, also what someone else has just written.")
     ] = False,
     registry: RegistryOption = "",
+    planner: PlannerOption = "",
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Have the fleet planned for this facility: what is placed from now on obeys it. Nothing that runs is stopped."""
+    """Have the fleet planned for this facility: what is placed from now on obeys it. Nothing that runs is stopped.
+
+    What runs and would not be placed so is told, where a planner is known.
+    """
     from stoker.planner import facility_file  # slow to import, as all that reads files
 
     facility_file.read(facility)
     text = facility_file.whole(facility)
-    endpoints = Addresses.find(registry).require_registries()
+    addresses, out = Addresses.find(registry, planner=planner), Output(output)
+    endpoints, tls = addresses.require_registries(), secured(registry)
 
-    async def work() -> records_pb2.Facility:
-        async with Registries(endpoints, secured(registry)) as registries:
+    async def work() -> tuple[records_pb2.Facility, list[planner_pb2.Violation]]:
+        async with Registries(endpoints, tls) as registries:
             there = await _facility(registries)
             seen = None if force else (there.revision if there is not None else 0)
-            return await registries.client.put_facility(text, expected_revision=seen)
+            against = await _against(text, addresses.planners, tls)
+            return await registries.client.put_facility(text, expected_revision=seen), against
 
-    written = run(work())
-    value = {"revision": written.revision, "bytes": written.document_bytes, "sha256": written.sha256}
-    told = f"{facility} is the facility, revision {written.revision}; what no longer holds: `stoker plan show`"
-    Output(output).result(value, told)
+    written, against = run(work())
+    value = {
+        "revision": written.revision,
+        "bytes": written.document_bytes,
+        "sha256": written.sha256,
+        "violations": [_violation_json(each) for each in against],
+    }
+    for each in against:
+        out.note(f"{each.limit}: {each.words}")
+    out.result(
+        value, f"{facility} is the facility, revision {written.revision}; `stoker plan show` tells what it does"
+    )
+
+
+async def _against(text: str, planners: Sequence[str], tls: Tls | None) -> list[planner_pb2.Violation]:
+    """What of that which runs a facility would not allow; nothing where no planner can say."""
+    if not planners:
+        return []
+    request = planner_pb2.ValidateRequest(facility=text)
+    try:
+        return list((await _ask(planners, tls, lambda stub: stub.Validate(request, timeout=_CALL_S))).violations)
+    except StokerError:
+        return []
 
 
 def show(
@@ -286,10 +311,7 @@ def _shown(
         "bytes": there.document_bytes if there is not None else 0,
         "planned_revision": status.facility_revision if status is not None else None,
         "problem": status.facility_problem if status is not None else None,
-        "violations": [
-            {"limit": v.limit, "subject": v.subject, "words": v.words, "replicas": list(v.replicas)}
-            for v in (status.violations if status is not None else ())
-        ],
+        "violations": [_violation_json(each) for each in (status.violations if status is not None else ())],
     }
     lines = [
         f"facility of revision {there.revision}, {there.document_bytes:,} bytes"
@@ -302,6 +324,15 @@ def _shown(
         lines.append(f"not planned for: {status.facility_problem}")
     lines += [f"{v['limit']}: {v['words']}" for v in value["violations"]]
     return value, "\n".join(lines)
+
+
+def _violation_json(violation: planner_pb2.Violation) -> dict[str, Any]:
+    return {
+        "limit": violation.limit,
+        "subject": violation.subject,
+        "words": violation.words,
+        "replicas": list(violation.replicas),
+    }
 
 
 def _count(text: str) -> tuple[str, int]:

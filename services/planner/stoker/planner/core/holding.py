@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from stoker.planner.core.placement.ground import Ground
@@ -13,6 +14,8 @@ from stoker.planner.core.values import Problem
 
 MOST_NAMED = 100
 """Replicas named with one violation."""
+_HALF_A_WATT = 0.5
+"""Whole watts may come from fractions of several feeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,12 @@ def violations(problem: Problem, surface: Ground, state: State | None = None) ->
 
 
 def _unlisted(problem: Problem) -> Iterator[Violation]:
+    on: defaultdict[str, set[str]] = defaultdict(set)
+    for assignment in problem.assignments:
+        for member in assignment.members:
+            on[member.node].add(assignment.replica)
     for node in sorted(problem.unlisted):
-        there = _on(problem, [node])
+        there = tuple(sorted(on[node]))
         runs = f"; it runs {_named(there)}" if there else ""
         words = f"node {node} is not in the facility: it gets nothing new{runs}"
         yield Violation("node", node, words, there[:MOST_NAMED])
@@ -93,15 +100,16 @@ def _missing_gpus(problem: Problem, surface: Ground) -> Iterator[Violation]:
 
 def _overdrawn(state: State) -> Iterator[Violation]:
     nodes = state.ground.facility.nodes
-    for load in loads(state):
-        if load.used_w > load.capacity_w + 0.5:
-            there = sorted(
-                placed.replica
-                for placed in state.placed.values()
-                if any(m.node in nodes and nodes[m.node].rack in load.racks for m in placed.members)
-            )
-            words = f"{load.name}: {load.used_w / 1e3:.4g} kW at the most of {load.capacity_w / 1e3:.4g} kW"
-            yield Violation(load.kind, load.name, words, tuple(there[:MOST_NAMED]))
+    over = [load for load in loads(state) if load.used_w > load.capacity_w + _HALF_A_WATT]
+    on: defaultdict[str, set[str]] = defaultdict(set)
+    for placed in state.placed.values() if over else ():
+        for member in placed.members:
+            if member.node in nodes:
+                on[nodes[member.node].rack].add(placed.replica)
+    for load in over:
+        there = sorted({replica for rack in load.racks for replica in on[rack]})
+        words = f"{load.name}: {load.used_w / 1e3:.4g} kW at the most of {load.capacity_w / 1e3:.4g} kW"
+        yield Violation(load.kind, load.name, words, tuple(there[:MOST_NAMED]))
 
 
 def _crowded(state: State) -> Iterator[Violation]:
@@ -125,11 +133,6 @@ def _crowded(state: State) -> Iterator[Violation]:
 
 def _domain(key: tuple[str, str]) -> str:
     return f"power source {key[1]}" if key[0] == Domain.SOURCE.value else f"{key[0]} {key[1]}"
-
-
-def _on(problem: Problem, nodes: Sequence[str]) -> tuple[str, ...]:
-    found = (a.replica for a in problem.assignments if any(member.node in nodes for member in a.members))
-    return tuple(sorted(found))
 
 
 def _named(names: Iterable[str]) -> str:
