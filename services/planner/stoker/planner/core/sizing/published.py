@@ -84,7 +84,7 @@ def _step(
 _LLM_D = ("github.com/llm-d/llm-d, pull request 2071", "vLLM", "2026")
 _QWQ = ("github.com/vllm-project/vllm, issue 18725", "vLLM", "2025-05")
 _OSS = ("github.com/vllm-project/vllm, issue 22331", "vLLM", "2025-08")
-_ORACLE = ("docs.oracle.com, benchmark of Llama-3.3-70B", "vLLM", "2025")
+_ORACLE = ("docs.oracle.com, benchmark of Llama-3.3-70B", "engine not known", "2025")
 
 RATES: tuple[Published, ...] = (
     _prefill("llama-3.1-70b", A100, 4, 200, 66.65, _DLI),
