@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stoker.planner.core.placement.cells import Shelf
+from stoker.planner.core.placement.floors import floors
 from stoker.planner.core.placement.greedy import Greedy
 from stoker.planner.core.placement.model import Model, TooManyMixes
 from stoker.planner.core.placement.objectives import objectives
@@ -24,6 +25,7 @@ WHOLE = 12_000
 """Choices (replica kinds times cells) up to which a problem is solved as one."""
 
 WORKERS = 2
+_CELLS = 32
 _PART_S, _LEAST_S, _SHARE = 3.0, 0.5, 0.6
 _VARIABLE_S, _NODE_S = 60e-6, 300e-6
 """Seconds that writing a model down and reading it off take, about: what is counted where there is no clock."""
@@ -70,11 +72,16 @@ def improved(
     if len(cells) * _kinds(state, loose) <= WHOLE:
         return _solved(state, loose, cells, budget, 1.0)
     for part in _parts(state):
-        if budget.left_s < _LEAST_S:
+        if budget.left_s < _LEAST_S or _at_its_best(state):
             break
         inside = _within(state, _loose(state), part)
         state, _ = _solved(state, inside, part, budget, min(1.0, _PART_S / budget.left_s))
     return state, {}
+
+
+def _at_its_best(state: State) -> bool:
+    least = floors(state)
+    return all(value <= least.get(goal, 0.0) + 1e-6 for goal, value in worth(state).items())
 
 
 def _loose(state: State) -> list[Placed]:
@@ -110,14 +117,17 @@ def _parts(state: State) -> Iterator[list[int]]:
     """Cells of two switch domains at a time, those first over whose uplinks most goes."""
     by_domain: defaultdict[object, list[int]] = defaultdict(list)
     for cell in Shelf(state).cells:
-        by_domain[cell.path[0] if cell.path else cell.number // 32].append(cell.number)
+        by_domain[cell.path[0] if cell.path else None].append(cell.number)
     busy: defaultdict[object, float] = defaultdict(float)
     for number, rate in uplink_flows(state):
         busy[number] += float(rate)
     order = sorted(by_domain, key=lambda domain: (-busy[domain], by_domain[domain]))
-    for stride in range(1, len(order)):
-        for number in range(0, len(order), 2 if stride == 1 else 1):
-            yield sorted(by_domain[order[number]] + by_domain[order[(number + stride) % len(order)]])
+    pieces = [
+        by_domain[domain][at : at + _CELLS] for domain in order for at in range(0, len(by_domain[domain]), _CELLS)
+    ]
+    for stride in range(1, len(pieces)):
+        for number in range(0, len(pieces), 2 if stride == 1 else 1):
+            yield sorted(pieces[number] + pieces[(number + stride) % len(pieces)])
 
 
 def _solved(
