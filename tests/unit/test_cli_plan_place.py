@@ -14,7 +14,9 @@ from stoker.cli import main
 from stoker.cli.fleet import Fleet
 from stoker.cli.plan import diff as diff_verb
 from stoker.cli.plan import plans
-from stoker.planner.core.placement import Member
+from stoker.planner.core.facility.values import Facility
+from stoker.planner.core.placement import Member, Need, Pair, PlacementProblem
+from stoker.planner.core.units import BytesPerSecond
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FILES = (str(EXAMPLES / "facilities" / "two-rows.yaml"), str(EXAMPLES / "deployments.yaml"))
@@ -94,6 +96,37 @@ def test_added_nodes_take_what_had_no_place(
     assert {m["node"] for e in value["placed"] for m in e["members"]} == {"n1", "r2-new1", "r2-new2"}
 
 
+def test_what_was_sized_is_placed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(EXAMPLES / "models" / "llama-3.1-8b.json")
+    load = ("--isl", "4000", "--osl", "500", "--rps", "20", "--split", "never")
+    told = answer(monkeypatch, capsys, "size", "--model", model, "--gpu", "h100-sxm", *load)
+    size = tmp_path / "chat.json"
+    size.write_text(json.dumps(told))
+    value = answer(monkeypatch, capsys, "place", *FILES, *QUICK, "--size", f"chat={size}")
+    chat = [each for each in value["placed"] if each["deployment"] == "chat"]
+    pool = told["best"]["pools"][0]
+    assert len(chat) == pool["replicas"]
+    assert {len(member["gpus"]) for each in chat for member in each["members"]} == {pool["gpus_per_replica"]}
+
+
+def test_pools_apart_are_deployments_that_send_kv(tmp_path: Path) -> None:
+    pool = {"gpu": "h100-sxm", "tp": 4, "gpus_per_replica": 16, "nodes_per_replica": 2, "peer_bytes_per_s": 7}
+    pools = [{**pool, "role": "prefill", "replicas": 3}, {**pool, "role": "decode", "replicas": 5}]
+    size = tmp_path / "size.json"
+    size.write_text(json.dumps({"best": {"pools": pools, "kv_transfer_bytes_per_s": 99}}))
+    needs = (Need("chat-prefill", 1), Need("chat-decode", 1), Need("code", 2))
+    found = plans.sized(PlacementProblem(Facility("f"), needs), f"chat={size}").needs
+    assert [(need.replicas, need.members, need.gpus, need.tensor_parallel) for need in found] == [
+        (3, 2, 8, 4),
+        (5, 2, 8, 4),
+        (2, 1, 1, 1),
+    ]
+    assert found[0].pair == Pair("chat-decode", BytesPerSecond(99))
+    assert [need.peer_rate for need in found] == [7, 7, 0]
+
+
 def test_people_read_tables_and_see_drawings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +178,9 @@ BAD = "name: a\nmodel: m\nengine: vllm\n---\nname: b\nmodle: m\nengine: vllm\n--
         (("place", *FILES, *QUICK, "--add", "dgx-h100@x"), 2, "'x' is no rack here"),
         (("place", *FILES, *QUICK, "--svg", "/nonexistent/x.svg"), 2, "cannot write /nonexistent/x.svg"),
         (("place", *FILES, *QUICK, "--standing", "BAD"), 2, "is no plan; write one with `stoker plan place"),
+        (("place", *FILES, *QUICK, "--size", "chat"), 2, "'chat' is not NAME=FILE"),
+        (("place", *FILES, *QUICK, "--size", "chat=/nonexistent"), 2, "cannot read /nonexistent"),
+        (("place", *FILES, *QUICK, "--size", f"chat={FILES[1]}"), 2, "has no sizing with a plan"),
         (("diff", "BAD", "BAD"), 2, "is no plan"),
         (("diff", "/nonexistent.json", "BAD"), 2, "cannot read /nonexistent.json"),
         (("explain", "nobody", *FILES, *QUICK), 1, "'nobody' is neither a replica of this plan nor a deployment"),

@@ -55,6 +55,14 @@ def place(
     facility: FacilityArgument,
     deployments: DeploymentsArgument,
     search_s: SearchOption = 10.0,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--size",
+            help="NAME=FILE: a deployment as `plan size -o json` has sized it: count, GPUs, traffic. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     standing: Annotated[
         Path | None,
         typer.Option("--standing", help="A plan as written by -o json: what it placed stays.", show_default=False),
@@ -80,6 +88,8 @@ def place(
 
     out = Output(output)
     problem, surface = plans.problem_of(facility, deployments)
+    for each in size or []:
+        problem = plans.sized(problem, each)
     if standing is not None:
         problem = replace(problem, standing=plans.read(standing))
     with out.progress() as progress:

@@ -15,8 +15,9 @@ from stoker.common.errors import InvalidRequest
 from stoker.planner import facility_file
 from stoker.planner.core import placement, siting
 from stoker.planner.core.facility.values import Facility
-from stoker.planner.core.placement import Goal, Member, Placed, Placement, PlacementProblem, Score
+from stoker.planner.core.placement import Goal, Member, Pair, Placed, Placement, PlacementProblem, Score
 from stoker.planner.core.placement.ground import Ground, ground
+from stoker.planner.core.units import BytesPerSecond
 from stoker.planner.records import deployment_of
 
 _MAX_BYTES = 64 << 20
@@ -60,6 +61,48 @@ def problem_of(facility: Path, deployments: Path) -> tuple[PlacementProblem, Gro
     needs = tuple(siting.need_of(deployment_of(spec), counts, spread) for spec in specs)
     slots = {node.name: 1 for node in given.nodes.values() if not node.gpus}
     return PlacementProblem(given, needs, slots=slots), surface
+
+
+def sized(problem: PlacementProblem, size: str) -> PlacementProblem:
+    """The problem with a deployment as large as a sizing says: NAME=FILE, the file as `stoker plan size -o json`
+    writes it. Where prefill and decode are apart, NAME-prefill and NAME-decode are what it sizes.
+
+    Raises InvalidRequest and StokerError (BAD_FILE).
+    """
+    name, _, file = size.partition("=")
+    if not name or not file:
+        raise InvalidRequest.field("--size", f"{size!r} is not NAME=FILE")
+    try:
+        best = json.loads(yaml_file.text(Path(file), _MAX_BYTES))["best"]
+        answers = {_pool_name(name, pool): _pool(name, pool, best) for pool in best["pools"]}
+    except (ValueError, TypeError, KeyError, RecursionError, ZeroDivisionError) as error:
+        told = f"{file} has no sizing with a plan; write one with `stoker plan size … -o json > {file}`"
+        raise yaml_file.bad(told) from error
+    known = {need.deployment for need in problem.needs}
+    for missing in sorted(answers.keys() - known):
+        raise InvalidRequest.field("--size", f"{missing!r} is none of the deployments: {', '.join(sorted(known))}")
+    needs = (replace(need, **answers.get(need.deployment, {})) for need in problem.needs)
+    return replace(problem, needs=tuple(needs))
+
+
+def _pool_name(name: str, pool: Mapping[str, Any]) -> str:
+    return name if pool["role"] == "both" else f"{name}-{_text(pool['role'])}"
+
+
+def _pool(name: str, pool: Mapping[str, Any], best: Mapping[str, Any]) -> dict[str, Any]:
+    """What a pool says of its deployment, as settings of a need."""
+    nodes = max(1, _index(pool["nodes_per_replica"]))
+    settings: dict[str, Any] = {
+        "replicas": _index(pool["replicas"]),
+        "members": nodes,
+        "gpus": _index(pool["gpus_per_replica"]) // nodes,
+        "tensor_parallel": max(1, _index(pool["tp"])),
+        "gpu_types": frozenset({_text(pool["gpu"])}),
+        "peer_rate": BytesPerSecond(_index(pool["peer_bytes_per_s"])),
+    }
+    if pool["role"] == "prefill":
+        settings["pair"] = Pair(f"{name}-decode", BytesPerSecond(_index(best["kv_transfer_bytes_per_s"])))
+    return settings
 
 
 def on(problem: PlacementProblem, facility: Facility) -> tuple[PlacementProblem, Ground]:
