@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.facilities import needs, random_facility
+from stoker.planner.core.facility.values import Facility, Node
 from stoker.planner.core.placement import PlacementProblem, greedy, place
+from stoker.planner.core.units import Watts
 from tests.support.placement_checker import faults
 
 SEEDS = st.integers(0, 10_000)
@@ -66,14 +68,25 @@ def test_a_better_placement_breaks_no_limit_either(seed: int, fill: float) -> No
 @settings(max_examples=12)
 @given(SEEDS)
 def test_a_node_more_never_makes_it_infeasible(seed: int) -> None:
-    facility = random_facility(seed, (2, 5))
-    problem = PlacementProblem(facility, needs(facility, seed, 0.9))
-    names = sorted(facility.nodes)
-    without = replace(
-        facility,
-        nodes={name: facility.nodes[name] for name in names if name != names[seed % len(names)]},
-        links=tuple(link for link in facility.links if link.lower != names[seed % len(names)]),
+    """A node with the power for itself: it draws that also when nothing is on it."""
+    larger = random_facility(seed, (2, 5))
+    problem = PlacementProblem(larger, needs(larger, seed, 0.85))
+    added = larger.nodes[sorted(larger.nodes)[seed % len(larger.nodes)]]
+    smaller = replace(
+        larger,
+        nodes={name: node for name, node in larger.nodes.items() if name != added.name},
+        links=tuple(link for link in larger.links if link.lower != added.name),
     )
-    fewer = place(replace(problem, facility=without), time_limit_s=2.0)
-    if fewer.feasible:
-        assert place(problem, time_limit_s=2.0).feasible
+    if place(replace(problem, facility=smaller), time_limit_s=2.0).feasible:
+        assert place(replace(problem, facility=_with_power_for(larger, added)), time_limit_s=2.0).feasible
+
+
+def _with_power_for(facility: Facility, node: Node) -> Facility:
+    more = facility.node_types[node.type].max_power
+    feeds = {
+        name: replace(feed, capacity=None if feed.capacity is None else Watts(feed.capacity + more))
+        for name, feed in facility.feeds.items()
+    }
+    rack = facility.racks[node.rack]
+    cooling = None if rack.cooling is None else Watts(rack.cooling + more)
+    return replace(facility, feeds=feeds, racks={**facility.racks, node.rack: replace(rack, cooling=cooling)})

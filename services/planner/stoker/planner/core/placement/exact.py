@@ -163,13 +163,13 @@ def _solve(
 ) -> tuple[list[int] | None, dict[Goal, float]]:
     """Goal after goal; the values of all variables, and by how much each goal might still be better."""
     solution: list[int] | None = None
-    left_s = limit_s
+    left_s, changed = limit_s, False
     every = list(objectives(model))
     todo = [objective for objective in every if not isinstance(objective.value, int)]
     gaps = {objective.goal: 0.0 for objective in every if isinstance(objective.value, int)}
     for place, objective in enumerate(todo):
-        if not now[objective.goal]:
-            # Nothing is below 0.
+        if not now[objective.goal] and not changed:
+            # Nothing is below 0, and what there is attains it, unless an earlier goal has led elsewhere.
             model.cp.add(objective.value <= 0)
             continue
         model.cp.minimize(objective.value)
@@ -182,6 +182,7 @@ def _solve(
             break
         solution = list(solver.response_proto.solution)
         reached = round(solver.objective_value)
+        changed = changed or objective.unit * reached < now[objective.goal] - 1e-6
         if objective.exact:
             gaps[objective.goal] = objective.unit * max(0.0, reached - solver.best_objective_bound)
         model.cp.add(objective.value <= reached)
