@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from prometheus_client import REGISTRY
 
-from stoker.planner import facility_file, metrics
+from stoker.planner import facility_file, metrics, rounds
+from stoker.planner.core import placement
 from stoker.planner.core.placement.ground import ground
-from stoker.planner.core.values import Assignment, Deployment, Desired, Member, Node, Problem, Wanted
+from stoker.planner.core.values import Assignment, Deployment, Desired, Limits, Member, Node, Problem, Wanted
 from stoker.planner.rounds import judged
 from tests.support.facilities import hall
 
@@ -64,7 +68,7 @@ def test_what_exceeds_a_feed_is_named_with_its_replicas_and_counted() -> None:
 def test_what_leaves_draws_on_and_counts_for_no_spread() -> None:
     given = problem({"r1": "n1", "r2": "n2"}, ("n1", 0), ("n1", 1), ("n1", 2), ("n2", 0), kw=3)
     leaving = [Assignment(a.replica, "chat", "a", a.members, Wanted.DRAIN) for a in given.assignments]
-    found = judged(Problem(**{**{f: getattr(given, f) for f in Problem.__slots__}, "assignments": leaving}))
+    found = judged(replace(given, assignments=leaving))
     assert {violation.limit for violation in found.violations} == {"power"}
 
 
@@ -72,3 +76,16 @@ def test_a_gpu_that_its_host_lost_is_named() -> None:
     given = problem({"r1": "n1", "r2": "n2"}, ("n1", 0), ("n1", 7))
     (violation,) = judged(given).violations
     assert (violation.limit, violation.subject, violation.replicas) == ("gpus", "n1", ("chat-1",))
+
+
+def test_a_search_that_ends_in_a_defect_costs_the_better_places_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    given = replace(problem({"r1": "n1", "r2": "n2"}), desired={"chat": Desired(4)})
+    monkeypatch.setattr(placement, "place", defect)
+    drawn = rounds._planned(given, Limits(search_s=2.0, search_least=1))
+    assert len(drawn.puts) == 4
+    monkeypatch.setattr(placement, "greedy", defect)
+    with pytest.raises(MemoryError):
+        rounds._planned(given, Limits(search_s=2.0, search_least=1))

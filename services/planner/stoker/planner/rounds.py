@@ -178,7 +178,7 @@ class PlannerRound:
         if self._last is None or not self._last[1].quiet or self._last[0] != problem:
             # In a thread: a large plan must not keep this process from renewing its leadership.
             with metrics.SEARCH_SECONDS.time():
-                drawn = await asyncio.to_thread(plan, problem, self._limits_for(problem), time.monotonic)
+                drawn = await asyncio.to_thread(_planned, problem, self._limits_for(problem))
             self._last = problem, drawn
         return self._last[1]
 
@@ -255,6 +255,17 @@ class PlannerRound:
         metrics.note_unplaced(drawn.unplaced)
         survey = self._surveyor.survey
         metrics.note_readable(readable=survey is None or not survey.problem)
+
+
+def _planned(problem: Problem, limits: Limits) -> Plan:
+    """The plan; with the first places found where the search for better ones ends in a defect."""
+    try:
+        return plan(problem, limits, time.monotonic)
+    except Exception:
+        if not limits.search_s:
+            raise
+        log.exception("planner.search_failed")
+        return plan(problem, replace(limits, search_s=0.0))
 
 
 def judged(problem: Problem) -> Judgement:
