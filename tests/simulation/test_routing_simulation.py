@@ -147,7 +147,9 @@ def test_two_routers_do_not_pile_up_on_one_replica() -> None:
 
 def test_hearing_of_each_other_keeps_routers_from_piling_up_where_nobody_waits() -> None:
     told, silent = (
-        sum(serve("unique", "stoker", seed, routers=2, delays=delays, config=AT_ONCE).ttft(0.99) for seed in range(4))
+        sum(
+            serve("unique", "stoker", seed, routers=2, delays=delays, config=AT_ONCE).ttft(0.99) for seed in range(12)
+        )
         for delays in (Delays(), Delays(announce_s=None))
     )
     assert told <= 0.92 * silent

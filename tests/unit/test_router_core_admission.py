@@ -56,6 +56,18 @@ def test_a_replica_takes_its_first_prefill_whatever_its_size_and_then_no_more_un
     assert not made.busy("a", 60.0)
 
 
+def test_a_request_is_load_beside_its_tokens_until_its_first_one() -> None:
+    made, told = fleet("a"), fleet("a")
+    flight = send(made, prompt(1, 2), 0.0)
+    tokens = 32 + RoutingConfig().step_s * RATE
+    kv = made.load.load("a") - tokens
+    assert 0 < kv <= 2
+    told.overhear(Dispatched("a", (), 32, 0), 0.0, 0.0)
+    assert told.load.load("a") == pytest.approx(tokens)
+    made.first_token(flight, 1.0)
+    assert made.load.load("a") == pytest.approx(kv)
+
+
 def test_short_prefills_are_sent_together() -> None:
     made = fleet("a")
     for number in range(7):

@@ -147,7 +147,8 @@ class Fleet:
         kv = self.config.kv_weight * (request.prompt_tokens + request.output_tokens)
         prefill, rate = decision.prefill_tokens, self.rates.get(decision.replica, ASSUMED_RATE)
         drains_s = None if request.streamed else prefill / rate
-        return self.load.dispatch(decision.replica, prefill, kv, now, drains_s=drains_s)
+        step = rate * self.config.step_s
+        return self.load.dispatch(decision.replica, prefill, kv, now, step=step, drains_s=drains_s)
 
     def overhear(self, told: Dispatched, at: float, now: float) -> None:
         """Note what another router dispatched at `at` (own monotonic seconds). Needs no release.
@@ -161,8 +162,9 @@ class Fleet:
         self._speculate(told.replica, told.keys, now)
         most = replica.kv_blocks * replica.block_size or _MOST_TOKENS
         prefill = min(told.prefill_tokens, most)
-        tokens = prefill + self.config.kv_weight * min(told.kv_tokens, most)
-        drains_s = prefill / self.rates[told.replica]
+        rate = self.rates[told.replica]
+        tokens = prefill + rate * self.config.step_s + self.config.kv_weight * min(told.kv_tokens, most)
+        drains_s = prefill / rate
         self.load.overhear(told.replica, tokens, at, now, drains_s=drains_s, hold_s=self.config.hold_s)
 
     def _speculate(self, replica: str, keys: Sequence[int], now: float) -> None:

@@ -68,7 +68,7 @@ class _Account:
 @dataclass(slots=True)
 class _Flight:
     account: _Account  # not the replica's name: one that left and came back has another
-    prefill: float
+    prefill: float  # load until the first token
     kv: float
     at: float
     pending: float  # the part of the account's that is this flight's
@@ -143,21 +143,31 @@ class LoadLedger:
             return 0.0
         return account.pending / rate + max(0.0, account.drained_at - now)
 
-    def dispatch(self, replica: str, prefill: float, kv: float, now: float, *, drains_s: float | None = None) -> int:
+    def dispatch(
+        self,
+        replica: str,
+        prefill: float,
+        kv: float,
+        now: float,
+        *,
+        step: float = 0.0,
+        drains_s: float | None = None,
+    ) -> int:
         """Count a request: `prefill` tokens until its first token, `kv` tokens until it ends. Returns its id.
 
-        `drains_s` is how long its prefill takes where the first token will not be seen.
+        `step` is load until its first token that is no prefill, in tokens. `drains_s` is how long its prefill takes
+        where the first token will not be seen.
         """
         flight = self._next
         self._next += 1
         account = self._account(replica)
         if drains_s is None:
-            held = _Flight(account, prefill, kv, now, prefill)
+            held = _Flight(account, prefill + step, kv, now, prefill)
         else:
-            held = _Flight(account, prefill, kv, now, 0.0, drains_s, account.drain(drains_s, now))
+            held = _Flight(account, prefill + step, kv, now, 0.0, drains_s, account.drain(drains_s, now))
         account.pending += held.pending
         self._flights[flight] = held
-        self._change(account, prefill + kv, now)
+        self._change(account, held.prefill + kv, now)
         return flight
 
     def first_token(self, flight: int, now: float) -> None:

@@ -198,6 +198,8 @@ class RoutingConfig:
     """A replica is open below this load whatever its share: affinity holds when the fleet is quiet."""
     kv_weight: float = 0.03
     """Load of one token of active KV, in queued prefill tokens."""
+    step_s: float = 0.04
+    """Load of a request until its first token, beside its prefill, in seconds: the steps that it takes part in."""
     miss_weight: float = 4.0
     """What an uncached token costs against a queued one: it also evicts a block that someone else wants."""
     home_credit: float = 0.15
