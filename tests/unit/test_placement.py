@@ -204,3 +204,29 @@ def test_a_site_that_is_full_says_so() -> None:
     placement = greedy(PlacementProblem(facility, (Need("d", 4, 8, tensor_parallel=8),)))
     assert len(placement.placed) < 4
     assert "supply of site s1" in placement.unplaced[0].words
+
+
+def test_movable_replicas_make_room_for_what_has_none_and_no_more_move_than_must() -> None:
+    """Four nodes, each half full: a whole one is wanted."""
+    four = replace(POD, nodes={n: POD.nodes[n] for n in ("n0", "n2", "n4", "n6")})
+    four = replace(four, links=tuple(x for x in POD.links if x.lower in four.nodes or x.lower in POD.switches))
+    standing = tuple(
+        Placed(f"s{n}-0", f"s{n}", (Member(node, (0, 1, 2, 3)),)) for n, node in enumerate(sorted(four.nodes))
+    )
+    needs = (*(Need(f"s{n}", 1, 4, tensor_parallel=4) for n in range(4)), Need("big", 1, 8, tensor_parallel=8))
+    problem = PlacementProblem(four, needs, standing)
+    assert not place(problem, time_limit_s=2.0).feasible
+    loose = replace(problem, movable=frozenset(one.replica for one in standing))
+    placement = place(loose, time_limit_s=4.0)
+    assert placement.feasible
+    assert not faults(loose, placement.placed)
+    assert len(placement.moved) <= 2
+    assert value(placement, Goal.MOVES) == len(placement.moved)
+
+
+def test_where_nothing_is_to_be_chosen_all_is_proven() -> None:
+    need = Need("d", 2, 8, tensor_parallel=8)
+    standing = greedy(PlacementProblem(POD, (need,))).placed
+    placement = place(PlacementProblem(POD, (need,), standing))
+    assert placement.placed == standing
+    assert placement.proven

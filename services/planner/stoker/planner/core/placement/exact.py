@@ -69,6 +69,9 @@ def improved(
     budget = Budget(time_limit_s, seed, clock)
     cells = [cell.number for cell in Shelf(state).cells]
     loose = _loose(state)
+    if not loose and not +_missing(state):
+        # Nothing to choose: each goal is as good as it can be.
+        return state, worth(state)
     if len(cells) * _kinds(state, loose) <= WHOLE:
         return _solved(state, loose, cells, budget, 1.0)
     for part in _parts(state):

@@ -36,7 +36,7 @@ def objectives(model: Model) -> Iterator[Objective]:
     yield Objective(Goal.STRANDED, _stranded(model), 1.0 / model.base.ground.quanta, exact=_plenty(model))
     yield Objective(Goal.COST, _cost(model), 0.01)
     if model.base.problem.movable:
-        yield Objective(Goal.MOVES, _moves(model), 1.0)
+        yield Objective(Goal.MOVES, _moves(model), 1.0, exact=False)
 
 
 def _shortfall(model: Model) -> Expression:

@@ -18,7 +18,7 @@ Value = Callable[[Expression], int]
 
 @dataclass(slots=True)
 class _Slot:
-    """Room for one member: its GPUs, and the deployment that has it now, if any."""
+    """Room for one member: its GPUs, and the deployment that has just these now, if any."""
 
     node: str
     shape: Shape
@@ -29,7 +29,11 @@ class _Slot:
 def realize(model: Model, value: Value) -> list[Placed] | None:
     """The replicas of a solution; None where a gang would need one node twice."""
     slots: defaultdict[tuple[int, Shape], list[_Slot]] = defaultdict(list)
+    holders = {
+        (member.node, member.gpus): old.deployment for old in model.loose for member in old.members if member.gpus
+    }
     for slot in _slots(model, value):
+        slot.holder = holders.get((slot.node, slot.gpus), slot.holder)
         slots[model.of[slot.node], slot.shape].append(slot)
     names = {need.deployment: _names(model, need) for need in model.needs}
     placed: list[Placed] = []
@@ -112,9 +116,9 @@ def _take(
     ground, taken = model.base.ground, []
     for cell, number in members.items():
         free = slots[cell, shape_of(need)]
-        # What is its own first; then nodes with most slots, so that a gang finds enough different ones.
+        # What is its own first, what is another's last; then nodes with most slots: a gang needs different ones.
         per_node = Counter(slot.node for slot in free)
-        free.sort(key=lambda s: (s.holder != need.deployment, -per_node[s.node], ground.order[s.node], s.gpus))
+        free.sort(key=lambda s: (_claim(s, need), -per_node[s.node], ground.order[s.node], s.gpus))
         used: set[str] = set()
         mine: list[_Slot] = []
         for slot in free:
@@ -136,6 +140,12 @@ def _take(
         )
     )
     return tuple(Member(slot.node, slot.gpus) for slot in taken)
+
+
+def _claim(slot: _Slot, need: Need) -> int:
+    if slot.holder == need.deployment:
+        return 0
+    return 2 if slot.holder else 1
 
 
 def _names(model: Model, need: Need) -> Iterator[str]:
