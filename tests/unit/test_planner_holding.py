@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import REGISTRY
@@ -83,9 +84,11 @@ def test_a_search_that_ends_in_a_defect_costs_the_better_places_alone(monkeypatc
         raise MemoryError
 
     given = replace(problem({"r1": "n1", "r2": "n2"}), desired={"chat": Desired(4)})
+    told: list[str] = []
+    monkeypatch.setattr(rounds, "log", SimpleNamespace(exception=told.append))
     monkeypatch.setattr(placement, "place", defect)
     drawn = rounds._planned(given, Limits(search_s=2.0, search_least=1))
-    assert len(drawn.puts) == 4
+    assert (len(drawn.puts), told) == (4, ["planner.search_failed"])
     monkeypatch.setattr(placement, "greedy", defect)
     with pytest.raises(MemoryError):
         rounds._planned(given, Limits(search_s=2.0, search_least=1))
