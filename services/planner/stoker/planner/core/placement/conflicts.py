@@ -33,34 +33,36 @@ _UNFIT = {
 def unplaced(state: State) -> tuple[Unplaced, ...]:
     """Of each deployment that lacks replicas: how many, why, and what would help."""
     missing = [need for need in state.problem.needs if state.counts[need.deployment] < need.replicas]
-    return tuple(_why(state, need) for need in missing)
+    search = Greedy(state)
+    return tuple(_why(search, need) for need in missing)
 
 
 def why_one(state: State, need: Need) -> Unplaced:
     """Why one more replica of `need` has no place."""
-    return replace(_why(state, need), replicas=1)
+    return replace(_why(Greedy(state), need), replicas=1)
 
 
-def _why(state: State, need: Need) -> Unplaced:
+def _why(search: Greedy, need: Need) -> Unplaced:
     conflicts, remedies = [], []
-    for conflict, remedy in _conflicts(state, need):
+    for conflict, remedy in _conflicts(search, need):
         conflicts.append(conflict)
         remedies.append(remedy)
-    lacking = need.replicas - state.counts[need.deployment]
+    lacking = need.replicas - search.state.counts[need.deployment]
     return Unplaced(need.deployment, lacking, tuple(conflicts), " or ".join(dict.fromkeys(remedies)))
 
 
-def _conflicts(state: State, need: Need) -> Iterator[tuple[Conflict, str]]:
+def _conflicts(search: Greedy, need: Need) -> Iterator[tuple[Conflict, str]]:
+    state = search.state
     verdicts = Counter(unfit(state, need, node) for node in state.free)
     if verdicts[None] < need.members:
         yield from _too_few(state, need, verdicts)
         return
-    if Greedy(state).find(need) is not None:
+    if search.find_without("", need) is not None:
         yield _share(state, need)
         return
     found = False
     for limit in RELAXED:
-        if Greedy(state, frozenset({limit})).find(need) is not None:
+        if search.find_without(limit, need) is not None:
             found = True
             yield _told(state, need, limit)
     if not found:

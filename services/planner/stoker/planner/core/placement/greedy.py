@@ -73,11 +73,11 @@ def _filled(ground: Ground, problem: PlacementProblem, first: Collection[str]) -
 
 
 class Greedy:
-    """The search on a state; `free_of` are words of limits that it does not keep, to find out which is in the way."""
+    """The search on a state. `free_of` is the word of a limit that it does not keep at the moment."""
 
-    def __init__(self, state: State, free_of: frozenset[str] = frozenset()) -> None:
+    def __init__(self, state: State) -> None:
         self.state = state
-        self.free_of = free_of
+        self.free_of = frozenset[str]()
         self.home: dict[int, int] = {}
         self._names: dict[str, Iterator[str]] = {}
         self._heaped: dict[str, int] = {}
@@ -129,6 +129,16 @@ class Greedy:
             n.pair and n.pair.deployment == need.deployment for n in self.state.problem.needs
         )
         return self._scan(need) if paired or self.home else self._next(need)
+
+    def find_without(self, limit: str, need: Need) -> tuple[Member, ...] | None:
+        """The best place if `limit` were not kept: tells whether it is in the way."""
+        self.free_of = frozenset({limit})
+        self._heaped.clear()
+        try:
+            return self.find(need)
+        finally:
+            self.free_of = frozenset()
+            self._heaped.clear()
 
     # --- replicas of one member ---
 
