@@ -78,7 +78,8 @@ def test_a_node_more_never_makes_it_infeasible(seed: int) -> None:
         links=tuple(link for link in larger.links if link.lower != added.name),
     )
     if place(replace(problem, facility=smaller), time_limit_s=2.0).feasible:
-        assert place(replace(problem, facility=_with_power_for(larger, added)), time_limit_s=2.0).feasible
+        more = replace(problem, facility=_with_power_for(larger, added))
+        assert greedy(more).feasible or place(more, time_limit_s=20.0).feasible
 
 
 def _with_power_for(facility: Facility, node: Node) -> Facility:
