@@ -22,6 +22,8 @@ from stoker.scaler.rounds import ScalerRound
 from stoker.scaler.watching import Watching
 from tests.support.registry import snapshot
 
+pytestmark = pytest.mark.looptime
+
 RUN = records_pb2.WANTED_RUN
 FENCE = common_pb2.Fence(role="scaler", revision=7)
 WALL = 1_700_000_000.0
@@ -155,7 +157,6 @@ def world() -> World:
     return there
 
 
-@pytest.mark.looptime
 async def test_before_a_nodes_replica_goes_its_prompts_are_named_for_its_replacement(world: World) -> None:
     keys = await world.warm("chat-0", "a")
     (first,) = await world.look()
@@ -175,7 +176,6 @@ async def test_before_a_nodes_replica_goes_its_prompts_are_named_for_its_replace
     assert again.decided_at == desired.decided_at, "nothing else was decided"
 
 
-@pytest.mark.looptime
 async def test_a_new_specification_warms_what_it_is_replaced_by_unless_it_is_another_model(world: World) -> None:
     await world.warm("chat-0", "a")
     world.deploy(2, 1, scaling=scaling_pb2.ScalingPolicy(bounds=scaling_pb2.ScalingBounds(most=9)))
@@ -193,7 +193,6 @@ async def test_a_new_specification_warms_what_it_is_replaced_by_unless_it_is_ano
     assert not world.view.desired["chat"].warmings
 
 
-@pytest.mark.looptime
 async def test_a_fleet_that_moves_as_a_whole_is_told_within_a_records_bounds(world: World) -> None:
     for number in range(12):
         world.run_on(f"chat-{number}", "n1")
