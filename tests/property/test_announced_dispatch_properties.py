@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.router.core import Dispatched, Fleet, LoadLedger, Replica, RoutingConfig
+from stoker.router.core.rates import ASSUMED_RATE
 
 steps = st.lists(
     st.tuples(
@@ -62,7 +63,8 @@ def test_routers_that_overhear_each_other_hold_the_same_view(sent: list[tuple[st
         told = Dispatched(replica, keys[start : start + count], 16 * count, 16 * count)
         sender, hearer = fleets[number % 2], fleets[1 - number % 2]
         sender.speculation.add(replica, told.keys, 1.0)
-        sender.load.dispatch(replica, told.prefill_tokens, sender.config.kv_weight * told.kv_tokens, 1.0)
+        kv = sender.config.kv_weight * told.kv_tokens
+        sender.load.dispatch(replica, told.prefill_tokens, kv, 1.0, step=sender.config.step_s * ASSUMED_RATE)
         hearer.overhear(told, at=1.0, now=1.04)
     for start in range(0, 50, 7):
         assert fleets[0].speculation.extend(keys[start:], {}) == fleets[1].speculation.extend(keys[start:], {})

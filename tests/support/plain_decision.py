@@ -168,13 +168,19 @@ class PlainFleet:
     def dispatch(self, flight: int, request: Request, decision: Decision, now: float) -> None:
         self.speculate(decision.replica, request.keys, now)
         kv = self.config.kv_weight * (request.prompt_tokens + request.output_tokens)
-        held = self.flights[flight] = Flight(self.load(decision.replica), decision.prefill_tokens, kv)
+        held = self.flights[flight] = Flight(
+            self.load(decision.replica), decision.prefill_tokens + self.step(decision.replica), kv
+        )
         held.load.change(held.prefill + held.kv, now)
+
+    def step(self, replica: str) -> float:
+        """What a request is worth beside its tokens, until its first one."""
+        return self.rates().get(replica, 10_000.0) * self.config.step_s
 
     def overhear(self, told: Dispatched, at: float, now: float) -> None:
         if told.replica in self.replicas:
             self.speculate(told.replica, told.keys, now)
-            tokens = told.prefill_tokens + self.config.kv_weight * told.kv_tokens
+            tokens = told.prefill_tokens + self.step(told.replica) + self.config.kv_weight * told.kv_tokens
             self.load(told.replica).overhear(tokens, at, now)
 
     def first_token(self, flight: int, now: float) -> None:
