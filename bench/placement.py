@@ -23,10 +23,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from bench.facilities import Shape, needs, random_facility, regular
 from bench.svg import drawn
 from stoker.planner.core.facility.values import Facility
+from stoker.planner.core.ordering import natural
 from stoker.planner.core.placement import Goal, Need, Placed, PlacementProblem, Score, greedy, place, scores
 from stoker.planner.core.placement.cells import unfit
 from stoker.planner.core.placement.greedy import Greedy
-from stoker.planner.core.placement.ground import ground, natural
+from stoker.planner.core.placement.ground import ground
 from stoker.planner.core.placement.prune import prune, sound
 from stoker.planner.core.placement.state import State
 from stoker.planner.core.placement.values import Member

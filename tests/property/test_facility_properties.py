@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from stoker.common.errors import StokerError
 from stoker.planner import facility_file, importers
 from stoker.planner.core.facility import fabrics
-from stoker.planner.core.facility.ranges import BadRange, compressed, expand, natural
+from stoker.planner.core.facility.ranges import BadRange, compressed, expand
 from stoker.planner.core.facility.values import Link
+from stoker.planner.core.ordering import natural
 from stoker.planner.core.units import link_rate, watts
 from stoker.planner.importers.part import Open
 

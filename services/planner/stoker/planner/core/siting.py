@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from stoker.planner.core import placement
 from stoker.planner.core.facility.observed import ObservedGpu, ObservedNode, facility_of, merged
 from stoker.planner.core.facility.values import Facility
+from stoker.planner.core.ordering import natural
 from stoker.planner.core.placement import Domain, Need, Pair, Placed, PlacementProblem
-from stoker.planner.core.placement.ground import Ground, ground, natural
+from stoker.planner.core.placement.ground import Ground, ground
 from stoker.planner.core.units import Bytes, BytesPerSecond
 from stoker.planner.core.values import Assignment, Deployment, Member, Node, Problem, Wanted
 

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stoker.planner.core.facility.ranges import natural
 from stoker.planner.core.facility.values import Facility, Node, Rack
+from stoker.planner.core.ordering import natural
 
 DEEPEST_FEED = 20
 """More feeds one above the other are rather a loop."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stoker.planner.core.facility.observed import ObservedNode, recognised
-from stoker.planner.core.facility.ranges import compressed, natural
+from stoker.planner.core.facility.ranges import compressed
 from stoker.planner.core.facility.values import Facility, Gpu, Node
+from stoker.planner.core.ordering import natural
 
 _MEMORY_SHARE = 0.08
 """Makers' GB and what a driver reports differ by up to 7 % (10⁹ bytes or 2³⁰); more is another model."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from stoker.planner.core.facility.ranges import natural
 from stoker.planner.core.facility.values import Facility, Feed, Gpu, GpuType, Node, NodeType, Rack, Site
+from stoker.planner.core.ordering import natural
 from stoker.planner.core.units import NO_POWER, NO_RATE, Bytes
 
 UNPLACED = "unplaced"

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import product
 
+from stoker.planner.core.ordering import natural
+
 MOST_NAMES = 100_000
 """More than so many are refused: it is rather a slip than a facility."""
 
@@ -41,16 +43,6 @@ def compressed(names: Iterable[str]) -> list[str]:
         else:
             alone.append(name)
     return alone + [_compressed(before, numbers, after) for (before, after), numbers in groups.items()]
-
-
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """A key that sorts names as people do, numbers as numbers: n2 before n10. Equal only for equal names."""
-    parts = _DIGITS.split(name)
-    return [(0, 0, part) if at % 2 == 0 else (1, _number(part), part) for at, part in enumerate(parts)]
-
-
-def _number(digits: str) -> int:
-    return int(digits[:4000])
 
 
 def _parts(text: str) -> list[str]:

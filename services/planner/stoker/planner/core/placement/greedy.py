@@ -12,10 +12,11 @@ from functools import cached_property
 from heapq import heapify, heappop, heapreplace
 from itertools import count
 
+from stoker.planner.core.ordering import natural
 from stoker.planner.core.placement import gangs, homes
 from stoker.planner.core.placement.cells import Cell, Shelf
 from stoker.planner.core.placement.gpus import choose
-from stoker.planner.core.placement.ground import Ground, natural
+from stoker.planner.core.placement.ground import Ground
 from stoker.planner.core.placement.prune import prune
 from stoker.planner.core.placement.state import State
 from stoker.planner.core.placement.values import Domain, Member, Need, Placed, PlacementProblem

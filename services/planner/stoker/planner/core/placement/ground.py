@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import lcm
 
 from stoker.planner.core.facility.values import Facility, NodeType
+from stoker.planner.core.ordering import natural
 from stoker.planner.core.placement import fabric, power
 from stoker.planner.core.placement.gpus import Layout, layout
 from stoker.planner.core.placement.values import Domain, Need
@@ -17,12 +17,6 @@ Key = tuple[str, str]
 """One failure domain: the value of its `Domain`, and its name."""
 
 _ENDLESS = 1 << 60
-_DIGITS = re.compile(r"(\d+)")
-
-
-def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A key that sorts names with their numbers as numbers."""
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in _DIGITS.split(name))
 
 
 @dataclass(frozen=True, slots=True)

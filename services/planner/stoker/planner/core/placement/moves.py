@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from stoker.planner.core.ordering import natural
 from stoker.planner.core.placement.conflicts import why_one
 from stoker.planner.core.placement.greedy import Greedy, filled
-from stoker.planner.core.placement.ground import Ground, natural
+from stoker.planner.core.placement.ground import Ground
 from stoker.planner.core.placement.ground import ground as survey
 from stoker.planner.core.placement.state import State
 from stoker.planner.core.placement.values import Member, Placed, PlacementProblem, Unplaced

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from stoker.planner.core.ordering import natural
 from stoker.planner.core.placement.conflicts import unplaced
 from stoker.planner.core.placement.exact import improved
 from stoker.planner.core.placement.floors import floors
 from stoker.planner.core.placement.greedy import filled
-from stoker.planner.core.placement.ground import Ground, natural
+from stoker.planner.core.placement.ground import Ground
 from stoker.planner.core.placement.ground import ground as survey
 from stoker.planner.core.placement.state import State
 from stoker.planner.core.placement.values import Goal, Placed, Placement, PlacementProblem, Score

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from stoker.planner.core.placement.ground import natural
+from stoker.planner.core.ordering import natural
 from stoker.planner.core.placement.state import State, most_in_one
 from stoker.planner.core.placement.values import Need
 from stoker.planner.core.placement.worth import kv_shares, stays

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from stoker.planner.core.placement.ground import natural
+from stoker.planner.core.ordering import natural
 from stoker.planner.core.placement.model import Expression, Model, shape_of
 from stoker.planner.core.placement.packing import Shape, settle, stack
 from stoker.planner.core.placement.state import State
