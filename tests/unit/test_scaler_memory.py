@@ -146,6 +146,15 @@ def test_a_jump_of_the_clock_is_believed_only_when_it_lasts() -> None:
     assert clock.at(100.5, 9_060.5) == 9_060.5
 
 
+def test_a_clock_that_jumps_about_is_not_believed() -> None:
+    clock = SteadyClock()
+    clock.at(0.0, 1_000.0)
+    for now in range(10, 400, 30):
+        assert clock.at(now, 9_000.0 * now) == 1_000.0 + now
+    assert clock.at(400.0, 5_400.0) == 1_400.0
+    assert clock.at(461.0, 5_461.0) == 5_461.0
+
+
 def run_minutes(minutes: Minutes, first: float, count: int, rate: float | None, memory_s: float = DAY_S) -> float:
     for number in range(1, count + 1):
         wall = first + 2.0 * number

@@ -102,16 +102,17 @@ class Stage:
         self.round = ScalerRound(
             cast(RegistryClient, self.registry), self.registry.view, watching, ScalerConfig(history_s=60)
         )
-        self.sequence = 0
+        self.sequence = self.arrivals = 0
 
     async def run(self) -> int | None:
         return await self.round.run(self.registry.view, FENCE, now())
 
-    async def hear(self, seconds_: float, running: int, queued: int = 0) -> None:
+    async def hear(self, seconds_: float, running: int, queued: int = 0, arriving: int = 1) -> None:
         """Reports each second, of every replica and of one router."""
         for _ in range(round(seconds_)):
             await asyncio.sleep(1)
             self.sequence += 1
+            self.arrivals += arriving
             loads = [
                 registry_pb2.ReplicaLoad(
                     replica_id=name, epoch=1, sequence=self.sequence, running=running, waiting=0, generation_tokens=9
@@ -120,7 +121,7 @@ class Stage:
             ]
             self.round.hear(LoadChanged(tuple(loads)), now())
             asked = registry_pb2.Demand(
-                model="m", deployments=list(self.registry.view.deployments), arrivals=self.sequence, queued=queued
+                model="m", deployments=list(self.registry.view.deployments), arrivals=self.arrivals, queued=queued
             )
             self.round.hear(DemandSeen("router", 1, (asked,), False, 0.0), now())
 
@@ -216,6 +217,38 @@ async def test_a_jump_of_the_clock_moves_nothing() -> None:
     memory = stage.round.watching.memories["chat"]
     assert memory.samples[-1].at - memory.samples[0].at > 120
     assert len(memory.wanted) > 60
+
+
+async def test_one_made_anew_under_the_name_of_one_deleted_has_its_own_policy() -> None:
+    """Both are of generation 1, and nobody looked between the two writes."""
+    stage = Stage()
+    stage.registry.deployment()
+    stage.registry.count(3)
+    stage.registry.replicas(3)
+    await stage.hear(4, running=1)
+    fixed = scaling_pb2.ScalingPolicy(kind=scaling_pb2.SCALING_KIND_FIXED)
+    stage.registry.view.delta((), [(Kind.DEPLOYMENTS, "chat")], stage.registry.view.revision + 1)
+    stage.registry.deployment(scaling=fixed, replicas=5)
+    await stage.run()
+    assert [(desired.replicas, desired.reason) for desired in stage.registry.desired] == [(5, "FIXED")]
+
+
+async def test_why_a_count_fell_is_told_when_its_victims_have_gone_too() -> None:
+    stage = Stage()
+    stage.registry.deployment(scaling=scaling_pb2.ScalingPolicy(bounds=scaling_pb2.ScalingBounds(least=0, idle_s=60)))
+    stage.registry.count(1, decided_at=WALL - 999)
+    stage.registry.replicas(1)
+    await stage.hear(200, running=0, arriving=0)
+    await stage.run()
+    (ended,) = stage.registry.desired
+    assert (ended.replicas, list(ended.victims), ended.reason) == (0, ["chat-0"], "IDLE")
+    stage.registry.view.delta((), [(Kind.REPLICAS, "chat-0")], stage.registry.view.revision + 1)
+    await stage.hear(4, running=0, arriving=0)
+    await stage.run()
+    gone = stage.registry.desired[-1]
+    assert (gone.replicas, list(gone.victims), gone.reason) == (0, [], "IDLE")
+    assert [because.code for because in gone.because] == [because.code for because in ended.because]
+    assert gone.decided_at == ended.decided_at
 
 
 async def test_a_history_that_is_refused_costs_no_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
@@ -54,7 +55,8 @@ def record_of(
 def restore(record: records_pb2.ScalingHistory, memory: Memory, now: float, wall: float) -> tuple[Start, ...]:
     """Take what an earlier scaler kept into a memory; returns the starts it kept.
 
-    A clock of theirs that was ahead of ours makes nothing lie in the future.
+    A clock of theirs that was ahead of ours makes nothing lie in the future. Figures that no scaler keeps, of a
+    damaged record or of another release, are left out.
     """
     wanted = [
         Wanted(
@@ -63,6 +65,7 @@ def restore(record: records_pb2.ScalingHistory, memory: Memory, now: float, wall
             each.correction if each.HasField("correction") else 1.0,
         )
         for each in record.wanted
+        if _possible(each.replicas) and (not each.HasField("correction") or _possible(each.correction))
     ]
     changed_at = min(now, now - wall + seconds(record.changed_at)) if record.HasField("changed_at") else None
     memory.restore(wanted, changed_at)
@@ -70,7 +73,9 @@ def restore(record: records_pb2.ScalingHistory, memory: Memory, now: float, wall
     minutes = [*old, *unpacked_minutes(record.first_minute, record.minutes)]
     memory.minutes.restore(minute for minute in minutes if minute.at < wall)
     return tuple(
-        Start(each.seconds, each.first_start if each.HasField("first_start") else None) for each in record.startups
+        Start(each.seconds, each.first_start if each.HasField("first_start") else None)
+        for each in record.startups
+        if _possible(each.seconds)
     )
 
 
@@ -110,6 +115,10 @@ def unpacked_minutes(first: int, packed: bytes, width: int = 1) -> list[Minute]:
         for place in np.flatnonzero(known)
         for more in range(width)
     ]
+
+
+def _possible(figure: float) -> bool:
+    return 0.0 <= figure < math.inf
 
 
 def _number(minute: Minute) -> int:

@@ -134,7 +134,8 @@ class ScalerRound:
         if move := self.watching.moving.moves.get(desired.deployment):
             warmings += self.watching.moved(desired.deployment, move, self._config.warm_s, now)
             self.watching.moving.planned(desired.deployment, move, now)
-        return desired_record(desired, decision, fence, paused=paused, warmings=warmings)
+        record = desired_record(desired, decision, fence, paused=paused, warmings=warmings)
+        return _carried_out(self._view.desired.get(desired.deployment), record)
 
     async def _move(self, decisions: Decisions, fence: common_pb2.Fence, now: float) -> int | None:
         """Write what others are to compute before replicas go that the planner replaces."""
@@ -185,6 +186,21 @@ class ScalerRound:
         scaled = [name for name, policy in self.watching.policies.items() if policy.kind is not Kind.FIXED]
         times = {name: float("-inf") if name in changed else self._due_at.get(name, 0.0) for name in scaled}
         return {name: at for name, at in times.items() if at <= now}
+
+
+def _carried_out(standing: records_pb2.Desired | None, record: records_pb2.Desired) -> records_pb2.Desired:
+    """A record; with when and why it was decided, where it differs from the standing one in nothing but that some of
+    its victims have gone."""
+    if (
+        standing is not None
+        and (standing.replicas, standing.generation) == (record.replicas, record.generation)
+        and set(record.victims) < set(standing.victims)
+    ):
+        record.reason = standing.reason
+        record.decided_at.CopyFrom(standing.decided_at)
+        del record.because[:]
+        record.because.extend(standing.because)
+    return record
 
 
 def _tell(desired: Desired, decision: Decision) -> None:

@@ -68,7 +68,7 @@ class Watching:
         self.starts = Starts()
         self.memories: dict[str, Memory] = {}
         self.policies: dict[str, Policy] = {}
-        self._read: dict[str, tuple[int, bool]] = {}
+        self._read: dict[str, records_pb2.Deployment] = {}
 
     def hear(self, event: FleetEvent, now: float, *, at_once: Collection[str] = ()) -> bool:
         """Take note of an event; returns whether all samples were made, because it was time, or those of deployments
@@ -171,9 +171,8 @@ class Watching:
             memory = self.memories.get(name)
             if memory is None:
                 memory = self.memories[name] = self._recalled(name, now, wall)
-            marks = (deployment.generation, deployment.HasField("pause"))
-            if self._read.get(name) != marks:
-                self._read[name] = marks
+            if self._read.get(name) is not deployment:  # generations begin anew where it was deleted in between
+                self._read[name] = deployment
                 self._deployment(deployment)
             desired = self._view.desired.get(name)
             if desired is not None and desired.replicas != memory.count:

@@ -210,7 +210,8 @@ class _Sharing:
         ready = {v.name: min(v.ready, self._count(v)) for v in self._sharing}
         if self._carried(self._now, ready) < 1.0 - _EPS:
             for variant in self._moving:
-                if starting := self._count(variant) - ready[variant.name]:
+                # Not what is only ordered in this round, for a request that waits.
+                if (starting := min(variant.start, self._count(variant)) - ready[variant.name]) > 0:
                     self.shares[variant.name].because.append(Because(Reason.COMING, {"starting": starting}))
 
     def _missing(self) -> float:
