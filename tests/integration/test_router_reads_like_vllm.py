@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 
 from stoker.local.model import cached
 from stoker.node_agent import tokenizer_files
 from stoker.router.prompts.plan import tokens_of
 from stoker.router.prompts.prompt import CHAT, COMPLETIONS, read
 from stoker.router.prompts.tokenizer import ModelTokenizer
-from tests.support.engines import TINY, RunningEngine, running_engine
+from tests.support.engines import TINY, RunningEngine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 SYSTEM = {"role": "system", "content": "You are a stoker. <b>Be brief & kind.</b>\n"}
 ASKED = {"role": "user", "content": "How hot is it? 火 🔥 {{ 7 * 7 }} <|turn|>"}
@@ -96,13 +94,6 @@ TEMPLATES = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningEngine]:
-    args = ["--max-model-len", "8192", "--enforce-eager", "--trust-request-chat-template"]
-    async with running_engine("vllm", tmp_path_factory.mktemp("vllm"), args=args) as running:
-        yield running
-
-
 def tokenizer(template: str | None) -> ModelTokenizer:
     """The model's tokenizer, with another template."""
     model = cached(TINY)
@@ -131,13 +122,13 @@ def ours(api: str, body: dict[str, Any], made: ModelTokenizer) -> list[int]:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-async def test_chats_have_the_engines_tokens(engine: RunningEngine, name: str) -> None:
+async def test_chats_have_the_engines_tokens(vllm: RunningEngine, name: str) -> None:
     template = TEMPLATES[name]
     made = tokenizer(template)
     own = {} if template is None else {"chat_template": template}
     differ, compared = [], 0
     for case, body in CHATS.items():
-        expected = await theirs(engine, {**body, **own})
+        expected = await theirs(vllm, {**body, **own})
         if expected is None:
             continue  # what the engine refuses needs no keys
         compared += 1
@@ -148,7 +139,7 @@ async def test_chats_have_the_engines_tokens(engine: RunningEngine, name: str) -
 
 
 @pytest.mark.parametrize("special", [None, True, False])
-async def test_texts_have_the_engines_tokens(engine: RunningEngine, special: bool | None) -> None:
+async def test_texts_have_the_engines_tokens(vllm: RunningEngine, special: bool | None) -> None:
     made = tokenizer(None)
     more = {} if special is None else {"add_special_tokens": special}
     texts = [
@@ -161,6 +152,6 @@ async def test_texts_have_the_engines_tokens(engine: RunningEngine, special: boo
     ]
     texts.append("<|turn|>user\n" + "coal and water, " * 200 + "<|turn_end|>" + "and fire " * 100)
     for text in texts:
-        assert ours(COMPLETIONS, {"prompt": text, **more}, made) == await theirs(engine, {"prompt": text, **more}), (
+        assert ours(COMPLETIONS, {"prompt": text, **more}, made) == await theirs(vllm, {"prompt": text, **more}), (
             text[:40]
         )

@@ -16,11 +16,11 @@ import pytest_asyncio
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.local.model import cached
 from stoker.router.app import RouterApp
-from tests.support.engines import TINY, running_engine
+from tests.support.engines import TINY, RunningEngine
 from tests.support.router import replica, running_router, tell, tokenizer_of
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TEXT = "The stoker feeds the fire.\n\tFünf  Öfen, ½ tonne: 火 🔥 <|x|> </s> 1234567 don't\r\n " * 9
@@ -131,16 +131,15 @@ class Ways:
         assert by_tokens == by_text
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def ways(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ways]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def ways(vllm: RunningEngine) -> AsyncIterator[Ways]:
     sha256, tokenizer = tokenizer_of(cached(TINY))
     async with contextlib.AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(running_engine("vllm", tmp_path_factory.mktemp("engine")))
         routers = []
         for sends in ("never", "always"):
             app = await stack.enter_async_context(running_router(f"tokenizer.send_tokens={sends}"))
             app.tokenizers.add(sha256, tokenizer)
-            tell(app, replica("tiny-0", engine.url, sha256=sha256))
+            tell(app, replica("tiny-0", vllm.url, sha256=sha256))
             routers.append(app)
         for app in routers:
             target = app.view.targets["tiny-0"]

@@ -8,7 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-_EVERY_S = 0.02
+_FIRST_S, _LAST_S = 0.02, 0.1
+_SHARE = 0.02
+
+
+def _pause(waited_s: float) -> float:
+    """Seconds until the next look: a fiftieth of the wait so far, for looks take time from what is waited for."""
+    return min(_LAST_S, max(_FIRST_S, _SHARE * waited_s))
 
 
 async def eventually(
@@ -25,7 +31,8 @@ async def eventually(
     does not hold yet; others pass through.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + within_s
+    began = loop.time()
+    deadline = began + within_s
     seen: object = "nothing"
     expected: tuple[type[Exception], ...] = (TimeoutError, *not_yet)
     while True:
@@ -44,16 +51,17 @@ async def eventually(
             seen = error
         if loop.time() >= deadline:
             raise _late(what or _source(condition), within_s, seen)
-        await asyncio.sleep(_EVERY_S)
+        await asyncio.sleep(_pause(loop.time() - began))
 
 
 def eventually_blocking(condition: Callable[[], object], what: str, within_s: float = 10.0) -> Any:
     """`eventually` for code outside an event loop; the condition bounds its own duration."""
-    deadline = time.monotonic() + within_s
+    began = time.monotonic()
+    deadline = began + within_s
     while not (seen := condition()):
         if time.monotonic() >= deadline:
             raise _late(what, within_s, seen)
-        time.sleep(_EVERY_S)
+        time.sleep(_pause(time.monotonic() - began))
     return seen
 
 

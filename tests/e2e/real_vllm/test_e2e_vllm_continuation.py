@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -14,11 +13,7 @@ import grpc
 import pytest
 
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
-from stoker.bench import routing
-from stoker.cli.demo import bench_of
 from stoker.cli.serving import Serving
-from stoker.local.deployment import LocalDeployment
-from tests.support.stack import serving
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.fault, pytest.mark.timeout(300)]
@@ -29,14 +24,6 @@ BODY: dict[str, Any] = {
     "model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": TOKENS, "stream": True,
     "stream_options": {"include_usage": True},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    deployment = LocalDeployment("vllm", replicas=2)
-    with serving(tmp_path_factory.mktemp("vllm") / "home", deployment) as started:
-        asyncio.run(routing.wait_routed(bench_of(started, api="http"), lambda _: None))
-        yield started
 
 
 class Reader:

@@ -27,11 +27,8 @@ from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
 from stoker.bench import routing
 from stoker.bench.stats import CacheCounters
-from stoker.cli.demo import bench_of
 from stoker.cli.fleet import Registries, wait_settled
 from stoker.cli.serving import Serving
-from stoker.local.deployment import LocalDeployment
-from tests.support.stack import serving
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -41,14 +38,6 @@ pytestmark = [
 ]
 
 LONG = " ".join(f"word{n % 97} number {n}" for n in range(150))
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    deployment = LocalDeployment("vllm", replicas=2, pressure=True)
-    with serving(tmp_path_factory.mktemp("vllm") / "home", deployment) as started:
-        asyncio.run(routing.wait_routed(bench_of(started, api="http"), lambda _: None))
-        yield started
 
 
 @pytest.fixture(scope="module")
