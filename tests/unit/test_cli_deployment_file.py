@@ -110,7 +110,7 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
 
 def test_an_absurdly_large_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.yaml").write_text("#" * (1 << 20) + "#")
-    with pytest.raises(StokerError, match=r"at most 1048576"):
+    with pytest.raises(StokerError, match=r"more than 1,048,576 bytes"):
         deployment_file.read(tmp_path / "d.yaml")
 
 

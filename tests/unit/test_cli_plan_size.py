@@ -125,3 +125,10 @@ def test_a_profile_moves_the_answer_and_says_so(capsys: pytest.CaptureFixture[st
     assert value["measured"]["h100-sxm"]["taken"] == 2
     assert value["measured"]["h100-sxm"]["decode"] > 1.3
     assert value["replicas"] > 7
+
+
+def test_a_layout_that_none_can_have_is_told_as_that(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "--model", MODEL, "--gpu", "h100-sxm", *ISSUED, "--tp", "32")
+    assert status == errors.FAILED
+    assert "answer: none. No layout is as asked for" in out
+    assert "fits no layout" not in out

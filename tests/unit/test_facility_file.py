@@ -370,9 +370,19 @@ BOMBS = {
         "f.yaml:2: sites.s.racks.r[1-500]: and 498 more faults of what stands here",
     ),
     "hundreds of mistakes": (
-        "{racks: {" + ", ".join(f"r{n}: {{rocks: 1}}" for n in range(500)) + "}}",
+        "{racks: {" + ", ".join(f"r{n}: {{rocks: 1}}" for n in range(300)) + "}}",
         "",
-        "and 400 mistakes more",
+        "and 200 mistakes more",
+    ),
+    "thousands of mistakes, each with a hint to be found": (
+        "{racks: {r: {nodes: {" + ", ".join(f"n{n}: dgx-h{n}" for n in range(3_000)) + "}}}}",
+        "",
+        "and at least 400 mistakes more",
+    ),
+    "a rack type of more nodes than a rack has units": (
+        "{}",
+        "rack_types: {t: {nodes: {'$rack-n[1-101]': l40s-8}}}\n",
+        "'rack-n[1-101]' stands for more than 100 names",
     ),
 }
 
@@ -384,3 +394,29 @@ def test_what_is_far_too_much_is_refused_in_few_words(bomb: str, monkeypatch: py
     lines = mistakes(f"name: f\nsites: {{s: {site}}}\n{more}")
     assert any(line.endswith(told) for line in lines)
     assert len(lines) <= 101
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sites: {'': {}}",
+        'sites: {"\\e[31mfra": {}}',
+        'sites: {s: {supply_kw: 200, envelopes: {"a b": gb200-nvl72}}}',
+        "sites: {s: {racks: {r: {nodes: {'n[1-2]': l40s-8}}}}}\nfabrics: {\"a b\": {kind: clos, nodes: n1}}",
+        "sites: {s: {racks: {r: {nodes: {'n[1-2]': l40s-8}}}}}\nscale_up_domains: {\"a b\": n1}",
+    ],
+)
+def test_what_is_named_without_a_range_has_a_proper_name_too(text: str) -> None:
+    assert any("is no name: letters, digits" in line for line in mistakes(f"name: f\n{text}\n"))
+
+
+@pytest.mark.parametrize("rate", ["-1", "0", "1e308"])
+def test_rates_of_a_gpu_are_above_nothing(rate: str) -> None:
+    gpu = f"{{memory_gb: 24, memory_gb_per_s: 1008, max_w: 450, tflops: {{bf16: {rate}}}}}"
+    [told] = mistakes(f"name: f\nsites: {{s: {{}}}}\ngpu_types: {{g: {gpu}}}\n")
+    assert told.startswith("f.yaml:3: gpu_types.g.tflops.bf16: ")
+
+
+def test_a_device_is_read_no_further_than_a_file_may_be_long() -> None:
+    with pytest.raises(StokerError, match="/dev/zero has more than 16,777,216 bytes"):
+        facility_file.read(Path("/dev/zero"))

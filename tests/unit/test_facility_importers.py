@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from stoker.common.errors import StokerError
 from stoker.planner import facility_file, importers
 from stoker.planner.core.facility.values import Facility, Gpu
+from stoker.planner.facility_schema import RackEntry
 from stoker.planner.importers import nvidia_topo
 from stoker.planner.importers.part import Imported, Open
 
@@ -249,3 +252,27 @@ def test_hosts_with_a_file_each_become_one_part(tmp_path: Path) -> None:
         ("n2", "leaf-1", 2),
         ("n2", "leaf-2", 1),
     ]
+
+
+def test_a_line_without_end_is_read_in_no_time() -> None:
+    began = time.process_time()
+    assert "found 'aaa" in refused("slurm", "a" * 100_000)
+    assert time.process_time() - began < 2.0  # quadratic, it would be a minute
+
+
+def test_a_rack_of_thousands_of_devices_is_read_in_no_time() -> None:
+    devices = [{"name": f"d{n}", "rack": "r", "device_type": {"slug": "l40s-8"}} for n in range(20_000)]
+    places = [{"name": f"r{n}", "location": f"l{n}"} for n in range(20_000)]
+    began = time.process_time()
+    part = importers.FORMATS["netbox"](json.dumps([*devices, *places]), "n.json", Open()).part
+    assert time.process_time() - began < 2.0  # quadratic, it would be ten seconds
+    assert len(part.sites["site"].suites) == 20_000
+    rack = part.sites["site"].racks["r"]
+    assert isinstance(rack, RackEntry)
+    assert len(rack.nodes) == 20_000
+
+
+def test_a_height_beyond_all_numbers_is_none() -> None:
+    text = f'[{{"name": "r", "u_height": {"9" * 400}}}]'
+    rack = importers.FORMATS["netbox"](text, "n.json", Open()).part.sites["site"].racks["r"]
+    assert rack == RackEntry()

@@ -244,3 +244,14 @@ def test_files_that_hold_something_else_are_not_believed_and_it_is_said(tmp_path
     model = read(tmp_path)
     assert model.weight_scale == 1.0
     assert "the files hold 32.0 GB" in model.notes[0]
+
+
+@pytest.mark.parametrize("nested", ["x", [1], 5])
+def test_a_nested_quantization_that_is_no_object_says_nothing(nested: Any) -> None:
+    scheme = {"quant_method": "modelopt", "quantization": nested}
+    assert changed("llama-3.1-8b", quantization_config=scheme).layers[0].attention.format.bits == 8
+
+
+def test_a_quantization_of_null_hides_no_other() -> None:
+    model = changed("llama-3.1-8b", quantization_config=None, compression_config={"quant_method": "fp8"})
+    assert model.layers[0].attention.format.bits == 8

@@ -117,3 +117,18 @@ def test_a_layout_is_read_from_the_engines_arguments() -> None:
     )
     assert layout_of(spec) == Layout(4, 2, 1, True)
     assert layout_of(common_pb2.DeploymentSpec()) == Layout()
+
+
+def test_a_size_that_is_none_is_left_out() -> None:
+    for size in ("²", "9" * 5_000, "0", "-2"):
+        assert layout_of(common_pb2.DeploymentSpec(engine_args=["-tp", size])) == Layout()
+
+
+def test_lines_at_fault_count_as_rows(tmp_path: Path) -> None:
+    with pytest.raises(BadProfile, match="more than 100,000 rows"):
+        read(written(tmp_path, "gpu,kind,seconds\n" + ",,\n" * 100_001))
+
+
+def test_a_device_is_read_no_further_than_a_file_may_be_long() -> None:
+    with pytest.raises(BadProfile, match="/dev/zero has more than"):
+        read(Path("/dev/zero"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import yaml
 from stoker.common.errors import Code, StokerError
 
 _MOST_TOLD = 100
+_MOST_GATHERED = 500
+"""Beyond so many a file is read no further: each costs time to find, as what may be meant by a wrong name."""
 
 
 class Mistakes:
@@ -23,8 +26,11 @@ class Mistakes:
         return bool(self._told)
 
     def add(self, node: yaml.Node, what: str) -> None:
-        """Note `what` at the line of `node`, in the file that it came from."""
+        """Note `what` at the line of `node`, in the file that it came from. Raises as `refuse` does where so much is
+        wrong that more need not be found."""
         self._told[str(node.start_mark.name), node.start_mark.line + 1, what] = None
+        if len(self._told) >= _MOST_GATHERED:
+            self.refuse()
 
     def join(self, others: Mistakes) -> None:
         """Note what others have gathered too."""
@@ -37,20 +43,21 @@ class Mistakes:
             told = sorted(self._told, key=lambda at: at[:2])
             whole = [f"{source}:{line}: {what}" if lines else f"{source}: {what}" for source, line, what in told]
             if len(whole) > _MOST_TOLD:
-                whole = [*whole[:_MOST_TOLD], f"and {len(whole) - _MOST_TOLD} mistakes more"]
+                least = "at least " if len(whole) >= _MOST_GATHERED else ""
+                whole = [*whole[:_MOST_TOLD], f"and {least}{len(whole) - _MOST_TOLD} mistakes more"]
             raise bad("\n".join(whole))
 
 
 def text(path: Path, most_bytes: int) -> str:
     """What is in a file of UTF-8. Raises StokerError (BAD_FILE) where it cannot be read or is larger than that."""
     try:
-        size = path.stat().st_size
-        content = path.read_text(encoding="utf-8") if size <= most_bytes else None
+        with path.open("rb") as file:  # a device says nothing of its size before it is read
+            raw = file.read(most_bytes + 1)
+        if len(raw) > most_bytes:
+            raise bad(f"{path} has more than {most_bytes:,} bytes, the most that a file may have")
+        return io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8").read()
     except (OSError, UnicodeDecodeError) as error:
         raise bad(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no UTF-8 text'}") from error
-    if content is None:
-        raise bad(f"{path} has {size} bytes; a file has at most {most_bytes}")
-    return content
 
 
 class _WithoutAliases(yaml.SafeLoader):

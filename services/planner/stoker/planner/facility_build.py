@@ -105,7 +105,7 @@ class _Build:
 
     def _site(self, name: str, entry: SiteEntry) -> None:
         path = f"sites.{name}"
-        if not self._names.claimed(name, path):
+        if not self._names.proper(name, path) or not self._names.claimed(name, path):
             return
         supply = None if entry.supply_kw is None else watts(entry.supply_kw)
         if supply is not None and entry.reserved_kw > (entry.supply_kw or 0):
@@ -180,6 +180,7 @@ class _Build:
     def _envelope(self, stem: str, entry: str | EnvelopeEntry, path: str, place: Place) -> None:
         settings = self._types.rack_settings(entry, path)
         within = {**place, "rack": stem}
+        self._names.proper(stem, path)
         feeds: list[Feed] = []
         if isinstance(settings.feeds, list):
             self._wrong(f"{path}.feeds", "racks that are not listed need feeds of their own: give kw, and `parent`")
@@ -306,6 +307,7 @@ class _Build:
     def _domains(self) -> None:
         for domain, patterns in self._file.scale_up_domains.items():
             path = f"scale_up_domains.{domain}"
+            self._names.proper(domain, path)
             for name in self._known(self._names.listed(patterns, path), path):
                 node = self._nodes[name]
                 self._nodes[name] = replace(node, gpus=tuple(replace(gpu, scale_up=domain) for gpu in node.gpus))
@@ -344,6 +346,8 @@ class _Build:
     def _add_fabrics(self) -> None:
         for name, entry in self._file.fabrics.items():
             path = f"fabrics.{name}"
+            if not self._names.proper(name, path):
+                continue
             named = self._names.listed(entry.nodes, path)
             nodes = self._known(named, path)
             if nodes and len(nodes) == len(named):

@@ -37,11 +37,14 @@ class Names:
             self._wrong(path, str(error))
             return []
         self.count(len(names), path)
-        bad = next((name for name in names if not _NAME.fullmatch(name)), None)
-        if bad is not None:
-            self._wrong(path, f"{bad[:80]!r} is no name: letters, digits and . _ : - within, at most 127")
-            return []
-        return names
+        return names if all(self.proper(name, path) for name in names) else []
+
+    def proper(self, name: str, path: str) -> bool:
+        """Whether a text can be a name; where it cannot, that is told."""
+        if _NAME.fullmatch(name):
+            return True
+        self._wrong(path, f"{name[:80]!r} is no name: letters, digits and . _ : - within, at most 127")
+        return False
 
     def listed(self, patterns: str | list[str], path: str) -> list[str]:
         """The names of one pattern or several."""

@@ -50,7 +50,9 @@ class GpuTypeEntry(Published, kw_only=True):
         Annotated[float, _bounded("memory as the driver tells it, MiB; holds before memory_gb", 1e8)] | None
     ) = None
     memory_gb_per_s: Annotated[float, _bounded("memory bandwidth, GB/s", 1e6)]
-    tflops: Annotated[dict[str, float], _said("dense rates by data type: bf16, fp8, fp4; TFLOP/s")] = {}
+    tflops: Annotated[
+        dict[str, Annotated[float, Meta(gt=0, le=1e6)]], _said("dense rates by data type: bf16, fp8, fp4; TFLOP/s")
+    ] = {}
     max_w: Annotated[int, _bounded("power limit, W", 100_000)]
     scale_up_gb_per_s: Annotated[float, _bounded("NVLink or its like, one direction, GB/s; 0: none", 1e6)] = 0.0
     pcie_gb_per_s: Annotated[float, _bounded("PCIe, one direction, GB/s", 1e5)] = 0.0
@@ -61,9 +63,9 @@ class NodeTypeEntry(Published, kw_only=True):
     """One model of host."""
 
     like: Annotated[str, _said("another node type, whose values hold where none is given here")] = ""
-    height_u: Annotated[int, _bounded("height, U", 100, 1)] | None = None
-    weight_kg: Annotated[float, _bounded("weight, kg", 100_000)] | None = None
-    max_kw: Annotated[float, _bounded("most power drawn, kW", 10_000)] | None = None
+    height_u: Annotated[int, _bounded("height, U; given, or by `like`", 100, 1)] | None = None
+    weight_kg: Annotated[float, _bounded("weight, kg; given, or by `like`", 100_000)] | None = None
+    max_kw: Annotated[float, _bounded("most power drawn, kW; given, or by `like`", 10_000)] | None = None
     idle_kw: Annotated[float, _bounded("drawn with all GPUs idle, kW; default 30 % of max_kw", 10_000)] | None = None
     gpu: Annotated[str | None, _said("GPU type; none for hosts without GPUs")] = None
     gpus: Annotated[int, _bounded("number of GPUs", 1_000)] | None = None

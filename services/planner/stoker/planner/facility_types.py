@@ -28,7 +28,9 @@ Wrong = Callable[[str, str], None]
 """Told the path in the file, "node_types.x.gpu", and what is wrong there."""
 
 _LONGEST_LIKENESS = 10
-_MOST_HINTED = 2_000
+_MOST_HINTED = 500
+_MOST_IN_A_RACK = 100
+"""No rack is higher than so many U."""
 _IDLE_SHARE = 0.3
 """Of the most power, drawn with all GPUs idle, where nobody has measured it."""
 
@@ -123,7 +125,7 @@ class Types:
         for pattern, node in entry.nodes.items():
             kind = node if isinstance(node, str) else node.type
             try:
-                count = len(expand(pattern.replace("$", "")))
+                count = len(expand(pattern.replace("$", ""), _MOST_IN_A_RACK))
             except BadRange as error:
                 self._wrong(f"{path}.nodes.{pattern}", str(error))
                 continue

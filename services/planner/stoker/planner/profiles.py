@@ -42,13 +42,14 @@ class BadProfile(StokerError):
 def read(path: Path) -> list[Measured]:
     """Measurements of a CSV, of our columns or aiconfigurator's. Raises BadProfile naming every line at fault."""
     try:
-        size = path.stat().st_size
-        text = path.read_text(encoding="utf-8-sig") if size <= _MAX_BYTES else None
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+        text = raw.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or "it is no UTF-8 text"
         raise BadProfile(f"cannot read {path}: {said}; name a CSV of measurements") from error
-    if text is None:
-        raise BadProfile(f"{path} has {size:,} bytes; at most {_MAX_BYTES:,} are read")
+    if len(raw) > _MAX_BYTES:
+        raise BadProfile(f"{path} has more than {_MAX_BYTES:,} bytes; cut it")
     reader = csv.DictReader(text.splitlines())
     header = set(reader.fieldnames or ())
     ours = set(COLUMNS) <= header
@@ -59,7 +60,7 @@ def read(path: Path) -> list[Measured]:
     mistakes: list[str] = []
     try:
         for row in reader:
-            if len(found) >= _MOST_ROWS:
+            if len(found) + len(mistakes) >= _MOST_ROWS:
                 raise BadProfile(f"{path}: more than {_MOST_ROWS:,} rows; cut it")
             try:
                 found += [_ours(row, path.name)] if ours else _aiconfigurator(row, path.name)

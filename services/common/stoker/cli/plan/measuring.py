@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from stoker.planner.core.sizing.measured import Measured
 _APART_S = 10.0
 _FLAGS = {"--tensor-parallel-size": "tp", "-tp": "tp", "--pipeline-parallel-size": "pp", "-pp": "pp",
           "--data-parallel-size": "dp", "-dp": "dp"}  # fmt: skip
+_SIZE = re.compile(r"[1-9][0-9]{0,3}")
 
 
 def of_deployment(name: str, registry: str, known: Facility, say: Callable[[str], None]) -> list[Measured]:
@@ -54,7 +56,7 @@ def layout_of(spec: common_pb2.DeploymentSpec) -> Layout:
     sizes = {"tp": 1, "pp": 1, "dp": 1}
     arguments = [part for argument in spec.engine_args for part in argument.split("=", 1)]
     for flag, value in pairwise(arguments):
-        if flag in _FLAGS and value.isdigit() and int(value):
+        if flag in _FLAGS and _SIZE.fullmatch(value):
             sizes[_FLAGS[flag]] = int(value)
     return Layout(**sizes, expert_parallel="--enable-expert-parallel" in arguments)
 

@@ -164,6 +164,11 @@ class Report:
 
     def _nothing(self) -> str:
         """What would help, where nothing does."""
+        if not self.answer.candidates:
+            return (
+                f"answer: none. No layout is as asked for: replicas have up to {self.question.limits.gpus} GPUs "
+                "(--max-gpus) and fill hosts, or several fill one; TP, PP and DP multiply to that number."
+            )
         reasons = {each.refused for each in self.answer.candidates}
         if len(reasons) == 1 and not any(each.serving for each in self.answer.candidates):
             return f"answer: none. {reasons.pop()}."

@@ -66,7 +66,7 @@ def parse(text: str, source: str, left_open: Open) -> Imported:
             if row.height_u:
                 rack.reserved_u = (rack.reserved_u or 0) + row.height_u
         else:
-            rack.nodes = {**rack.nodes, row.name: NodeEntry(type=kind, bottom_u=row.position)}
+            rack.nodes[row.name] = NodeEntry(type=kind, bottom_u=row.position)
     if not racks:
         raise yaml_file.bad(f"{source}: has no rack, and no device in one")
     said = [
@@ -90,9 +90,9 @@ def _sites(racks: dict[tuple[str, str, str], RackEntry]) -> dict[str, SiteEntry]
     for (site, location), entries in by_place.items():
         at = sites.setdefault(site, SiteEntry())
         if location:
-            at.suites = {**at.suites, location: SuiteEntry(rows={}, racks=entries)}
+            at.suites[location] = SuiteEntry(racks=entries)
         else:
-            at.racks = {**at.racks, **entries}
+            at.racks |= entries
     return sites
 
 
@@ -178,7 +178,7 @@ def _optional(value: str, source: str) -> str:
 def _number(value: Any) -> float | None:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) and 0 <= number <= 1e6 else None
 

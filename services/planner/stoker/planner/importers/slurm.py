@@ -10,7 +10,8 @@ from stoker.planner.core.facility.ranges import MOST_NAMES, BadRange, compressed
 from stoker.planner.facility_schema import FacilityFile
 from stoker.planner.importers.part import Imported, Open, bounded, clean, sites, tree
 
-_PAIR = re.compile(r"(\w+)\s*=\s*(\S+)")
+# From the beginning of a word only: within one, each try would read to its end again.
+_PAIR = re.compile(r"\b(\w+)\s*=\s*(\S+)")
 
 
 def parse(text: str, source: str, left_open: Open) -> Imported:

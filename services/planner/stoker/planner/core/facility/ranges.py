@@ -17,6 +17,10 @@ _GROUP = re.compile(r"\[([^\[\]]*)\]")
 _SPAN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 
 
+class _TooMany(Exception):
+    """More names than are wanted."""
+
+
 class BadRange(ValueError):
     """A text that is no range of names; the message says why."""
 
@@ -28,7 +32,10 @@ def expand(text: str, most: int = MOST_NAMES) -> list[str]:
     """
     names: list[str] = []
     for part in _parts(text):
-        names += _expanded(part, most - len(names))
+        try:
+            names += _expanded(part, most - len(names))
+        except _TooMany:
+            raise BadRange(f"{part[:80]!r} stands for more than {most} names") from None
     return names
 
 
@@ -70,7 +77,7 @@ def _expanded(part: str, most: int) -> list[str]:
         values = [piece] if at % 2 == 0 else _numbers(piece, part, most)
         total *= len(values)
         if total > most:
-            raise BadRange(f"{part[:80]!r} stands for more than {MOST_NAMES} names")
+            raise _TooMany
         pieces.append(values)
     return ["".join(chosen) for chosen in product(*pieces)]
 
@@ -85,7 +92,7 @@ def _numbers(spans: str, whole: str, most: int) -> list[str]:
         if int(last) < int(first):
             raise BadRange(f"{whole[:80]!r}: {span[:40]!r} runs backwards")
         if int(last) - int(first) >= most - len(numbers):
-            raise BadRange(f"{whole[:80]!r} stands for more than {MOST_NAMES} names")
+            raise _TooMany
         numbers += [_like(first, number) for number in range(int(first), int(last) + 1)]
     return numbers
 

@@ -73,8 +73,10 @@ def formats_of(config: Mapping[str, Any], outer: Mapping[str, Any], wrong: Wrong
     if plain is None:
         wrong("torch_dtype", f"{dtype[:40]!r} is none of {', '.join(_PLAIN)}; mend it")
         plain = BF16
-    key = next((k for k in ("quantization_config", "compression_config") if k in config or k in outer), "")
-    said = (config.get(key) or outer.get(key)) if key else None
+    places = [
+        (key, where.get(key)) for key in ("quantization_config", "compression_config") for where in (config, outer)
+    ]
+    key, said = next((place for place in places if place[1] is not None), ("", None))
     if said is None:
         return Formats(plain, {})
     if not isinstance(said, Mapping):
@@ -110,9 +112,9 @@ def _format(method: str, said: Mapping[str, Any], wrong: Wrong) -> Format | None
     if method == "compressed-tensors":
         return _compressed(said, wrong)
     if method.startswith("modelopt") or method in ("nvfp4", "fp8-pb-wo"):
-        algorithm = str(
-            said.get("quant_algo") or (said.get("quantization") or {}).get("quant_algo") or method
-        ).upper()
+        nested = said.get("quantization")
+        inside = nested.get("quant_algo") if isinstance(nested, Mapping) else None
+        algorithm = str(said.get("quant_algo") or inside or method).upper()
         return Format("nvfp4", 4.0 + 8.0 / 16, "fp4") if "FP4" in algorithm else FP8
     if method == "bitsandbytes":
         # Blocks of 64 with a scale of 32 bits, these quantized once more: 4.127 bits (QLoRA, arXiv:2305.14314 §3).
