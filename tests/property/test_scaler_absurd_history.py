@@ -36,8 +36,8 @@ def histories(draw: st.DrawFn) -> records_pb2.ScalingHistory:
             wanted.correction = correction
     for seconds in draw(st.lists(REALS, max_size=5)):
         kept.startups.add(seconds=seconds)
-    if (at := draw(st.none() | WHENS)) is not None:
-        kept.changed_at.seconds = at
+    if (changed := draw(st.none() | WHENS)) is not None:
+        kept.changed_at.seconds = changed
     return records_pb2.ScalingHistory.FromString(
         kept.SerializeToString() + draw(st.sampled_from([b"", b"\xb8\x3e\x07"]))
     )

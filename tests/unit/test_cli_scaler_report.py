@@ -29,6 +29,12 @@ def test_lines_are_settings() -> None:
     assert deployment_file.parse_policy(_nested(lines), "--set") == POLICY
 
 
+def test_a_time_of_day_in_a_setting_is_none_of_yamls_sixties() -> None:
+    setting = _nested(["schedules=[{begins: 10:30, ends: 12:00, least: 3}]", "bounds.most=4"])
+    (schedule,) = deployment_file.parse_policy(setting, "--set", lines=False).schedules
+    assert (schedule.begins, schedule.ends, schedule.least) == ("10:30", "12:00", 3)
+
+
 def test_json_is_a_policy_file() -> None:
     shown = scaler_report.policy_json(POLICY)
     assert shown["schedules"][0]["days"] == ["monday", "sunday"]
