@@ -5,11 +5,12 @@ Shares no code with the planner's core beyond the values that go in and come out
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 
-from stoker.planner.core.facility.values import Facility, Node, Rack
+from stoker.planner.core.facility.values import Facility, Link, Node, Rack
 from stoker.planner.core.placement.values import Need, Placed, PlacementProblem
 
 
@@ -54,8 +55,10 @@ def _gpus(problem: PlacementProblem, placed: tuple[Placed, ...]) -> Iterator[str
                 owner[member.node, gpu] = one.replica
                 if node is not None and gpu not in {g.index for g in node.gpus} and not _stood(problem, one):
                     yield f"{member.node} has no GPU {gpu}"
+    stood = Counter(m.node for one in placed if _stood(problem, one) for m in one.members if not m.gpus)
     for node_name, used in slots.items():
-        if node_name in problem.facility.nodes and used > problem.slots.get(node_name, 0):
+        allowed = max(problem.slots.get(node_name, 0), stood[node_name])
+        if node_name in problem.facility.nodes and used > allowed:
             yield f"{used} replicas share {problem.slots.get(node_name, 0)} slots of {node_name}"
 
 
@@ -83,6 +86,14 @@ def _fresh_on_the_wrong_nodes(problem: PlacementProblem, placed: tuple[Placed, .
                 yield f"{one.replica} is on {member.node}, which lacks its labels"
             if problem.engines is not None and need.engine and need.engine not in problem.engines.get(node.name, ()):
                 yield f"{one.replica} is on {member.node}, which lacks its engine"
+            if need.near and need.reach_s is not None and not _reached(facility, node, need.near, need.reach_s):
+                yield f"{one.replica} is on {member.node}, too far from {need.near}"
+
+
+def _reached(facility: Facility, node: Node, near: str, reach_s: float) -> bool:
+    region = facility.sites[facility.racks[node.rack].site].region
+    ways = [way.latency_s for way in facility.distances if {way.one, way.other} == {near, region}]
+    return min([0.0, *ways] if region == near else ways, default=float("inf")) <= reach_s
 
 
 def _groups(problem: PlacementProblem, placed: tuple[Placed, ...]) -> Iterator[str]:
@@ -236,44 +247,72 @@ def _spread(problem: PlacementProblem, placed: tuple[Placed, ...]) -> Iterator[s
 
 def _traffic(problem: PlacementProblem, placed: tuple[Placed, ...]) -> Iterator[str]:
     """Each node's cables, and the uplinks of each switch domain, one way; a gang within one fabric."""
-    facility, needs = problem.facility, _needs(problem)
+    facility = replace(problem.facility, links=_plugged(problem.facility))
+    standing = tuple(one for one in placed if _stood(problem, one))
     cables: defaultdict[str, int] = defaultdict(int)
     for link in facility.links:
         cables[link.lower] += link.rate * link.count
-    sent: defaultdict[str, Fraction] = defaultdict(Fraction)
+    before = _through(problem, standing)
+    for (node, way), rate in _through(problem, placed).items():
+        if node in cables and rate > max(Fraction(cables[node]), before[node, way]):
+            yield f"node {node} {way} {float(rate)} B/s over {cables[node]}"
+    tiers = sorted({switch.tier for switch in facility.switches.values()})
+    for tier in tiers:
+        of = reach(facility, tier)
+        up: defaultdict[str, int] = defaultdict(int)
+        for link in facility.links:
+            if of[link.lower] != of[link.upper]:
+                up[of[link.lower]] += link.rate * link.count
+        earlier = _leaving(problem, standing, of)
+        for home, rate in _leaving(problem, placed, of).items():
+            if up[home] and rate > max(Fraction(up[home]), earlier[home]):
+                yield f"{float(rate)} B/s leave {home} over {up[home]}"
+    for one in placed if tiers else ():
+        whole = reach(facility, tiers[-1])
+        parts = {whole[member.node] for member in one.members if member.node in whole}
+        if len(parts) > 1 and not _stood(problem, one):
+            yield f"{one.replica} has members that no cable connects: {sorted(parts)}"
+
+
+def _plugged(facility: Facility) -> tuple[Link, ...]:
+    """Cables for whose whole number both ends have ports left."""
+    left = {switch.name: switch.radix for switch in facility.switches.values()}
+    plugged = []
+    for link in facility.links:
+        ends = [end for end in (link.lower, link.upper) if end in left]
+        if min((left[end] for end in ends), default=link.count) >= link.count:
+            plugged.append(link)
+            for end in ends:
+                left[end] -= link.count
+    return tuple(plugged)
+
+
+def _through(problem: PlacementProblem, placed: tuple[Placed, ...]) -> defaultdict[tuple[str, str], Fraction]:
+    """Bytes per second over the cables of each node, either way."""
+    needs = _needs(problem)
+    through: defaultdict[tuple[str, str], Fraction] = defaultdict(Fraction)
     for one in placed:
         need = needs.get(one.deployment)
         if need is None:
             continue
-        kv = need.pair.rate if need.pair else 0
-        kv += sum(
-            other.pair.rate for other in problem.needs if other.pair and other.pair.deployment == need.deployment
-        )
+        out = need.pair.rate if need.pair else 0
+        coming = sum(n.pair.rate for n in problem.needs if n.pair and n.pair.deployment == need.deployment)
         for member in one.members:
-            sent[member.node] += Fraction(kv, need.replicas * need.members)
-            sent[member.node] += need.peer_rate if need.members > 1 else 0
-    for node, rate in sent.items():
-        if node in cables and rate > cables[node]:
-            yield f"node {node} sends {float(rate)} B/s over {cables[node]}"
-    for tier in sorted({switch.tier for switch in facility.switches.values()}):
-        yield from _uplinks(problem, placed, tier)
+            for way, rate in (("sends", out), ("gets", coming)):
+                through[member.node, way] += Fraction(rate, max(1, need.replicas * need.members))
+                through[member.node, way] += need.peer_rate if need.members > 1 else 0
+    return through
 
 
-def _uplinks(problem: PlacementProblem, placed: tuple[Placed, ...], tier: int) -> Iterator[str]:
-    facility, needs = problem.facility, _needs(problem)
-    of = reach(facility, tier)
-    up: defaultdict[str, int] = defaultdict(int)
-    for link in facility.links:
-        if of[link.lower] != of[link.upper]:
-            up[of[link.lower]] += link.rate * link.count
+def _leaving(problem: PlacementProblem, placed: tuple[Placed, ...], of: dict[str, str]) -> defaultdict[str, Fraction]:
+    """Bytes per second that leave each switch domain."""
+    needs = _needs(problem)
     out = defaultdict(Fraction, _ring_out(needs, placed, of))
     for need in problem.needs:
         if need.pair is not None and need.pair.deployment in needs:
             for home, share in _kv_excess(need, needs[need.pair.deployment], placed, of).items():
                 out[home] += max(Fraction(0), share) * need.pair.rate
-    for home, rate in out.items():
-        if up[home] and rate > up[home]:
-            yield f"{float(rate)} B/s leave {home} over {up[home]}"
+    return out
 
 
 def _ring_out(needs: dict[str, Need], placed: tuple[Placed, ...], of: dict[str, str]) -> dict[str, Fraction]:
@@ -296,7 +335,7 @@ def _kv_excess(need: Need, decode: Need, placed: tuple[Placed, ...], of: dict[st
             if one.deployment == side.deployment:
                 for member in one.members:
                     if member.node in of:
-                        excess[of[member.node]] += Fraction(sign, side.replicas * side.members)
+                        excess[of[member.node]] += Fraction(sign, max(1, side.replicas * side.members))
     return excess
 
 

@@ -230,3 +230,34 @@ def test_where_nothing_is_to_be_chosen_all_is_proven() -> None:
     placement = place(PlacementProblem(POD, (need,), standing))
     assert placement.placed == standing
     assert placement.proven
+
+
+def test_a_gang_larger_than_the_facility_is_told_so() -> None:
+    tiny = replace(POD, nodes={"n0": POD.nodes["n0"]}, links=())
+    (gap,) = greedy(PlacementProblem(tiny, (Need("d", 1, 8, 4, tensor_parallel=8),))).unplaced
+    assert gap.words == "one replica asks for 8 GPUs on each of 4 nodes, and there are 1; add 3 nodes that suit d"
+
+
+def test_cables_carry_what_comes_in_too() -> None:
+    """What sends a little of its own KV on may be sent far more than its node's cables carry."""
+    much, little = (BytesPerSecond(rate * GB) for rate in (10_000, 1))
+    chain = (
+        Need("a", 1, 1, pair=Pair("b", much), spread_over=frozenset()),
+        Need("b", 1, 1, pair=Pair("c", little), spread_over=frozenset()),
+        Need("c", 1, 1, spread_over=frozenset()),
+    )
+    problem = PlacementProblem(POD, chain)
+    placement = greedy(problem)
+    assert not faults(problem, placement.placed)
+    assert {gap.deployment for gap in placement.unplaced} == {"a", "b"}
+
+
+def test_a_group_lies_well_once_another_was_given_up_beside_it() -> None:
+    """Of three replicas two share a rack, so one is given up: who got the last two GPUs need not straddle then."""
+    two = replace(POD, nodes={name: POD.nodes[name] for name in ("n0", "n2")}, links=())
+    held = (Placed("x-0", "x", (Member("n2", tuple(range(5))),)),)
+    needs = (Need("a", 4, 3, tensor_parallel=3), Need("b", 1, 2, tensor_parallel=2))
+    problem = PlacementProblem(two, needs, held)
+    placement = greedy(problem)
+    assert [gap.replicas for gap in placement.unplaced] == [2]
+    assert not faults(problem, placement.placed)

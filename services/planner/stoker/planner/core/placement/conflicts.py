@@ -84,6 +84,9 @@ def _too_few(state: State, need: Need, verdicts: Counter[str | None]) -> Iterato
         yield Conflict(verdict, words), f"add {need.members - verdicts[None]} nodes that suit {need.deployment}"
     if not state.free:
         yield Conflict("gpus", "the facility has no nodes"), "add nodes"
+    elif verdicts[None] == len(state.free):
+        words = f"{_asks(need)}, and there are {len(state.free)}"
+        yield Conflict("gpus", words), f"add {need.members - verdicts[None]} nodes that suit {need.deployment}"
 
 
 def _told(state: State, need: Need, limit: str) -> tuple[Conflict, str]:

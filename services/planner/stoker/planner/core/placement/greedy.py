@@ -7,7 +7,7 @@ switch domain with room for all of it. Each replica takes the place that costs l
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heapreplace
 from itertools import count
@@ -15,7 +15,7 @@ from itertools import count
 from stoker.planner.core.ordering import natural
 from stoker.planner.core.placement import gangs, homes
 from stoker.planner.core.placement.cells import Cell, Shelf
-from stoker.planner.core.placement.gpus import choose
+from stoker.planner.core.placement.gpus import badness, choose
 from stoker.planner.core.placement.ground import Ground
 from stoker.planner.core.placement.prune import prune
 from stoker.planner.core.placement.state import State
@@ -64,13 +64,34 @@ def _filled(ground: Ground, problem: PlacementProblem, first: Collection[str]) -
     for old in problem.standing:
         if old.deployment not in state.needs or stays(state, old):
             state.take(old)
+    stood = set(state.placed)
     content: set[str] = set()
     while True:
         Greedy(state).run(content, first)
         given_up = prune(state)
         if not given_up:
+            if content:
+                _straighten(state, stood)
             return state
         content |= given_up
+
+
+def _straighten(state: State, stood: Collection[str]) -> None:
+    """Where a group got GPUs of several roots and one was given up beside it since: better ones of the same node."""
+    for old in [one for one in state.placed.values() if one.replica not in stood]:
+        need = state.needs[old.deployment]
+        if need.tensor_parallel < 2 or not _badness(state, old, need):
+            continue
+        state.release(old.replica)
+        found = [state.member(member.node, need) for member in old.members]
+        anew = replace(old, members=tuple(each[0] for each in found if each is not None))
+        better = None not in found and _badness(state, anew, need) < _badness(state, old, need)
+        state.take(anew if better else old)
+
+
+def _badness(state: State, placed: Placed, need: Need) -> int:
+    layouts = state.ground.layouts
+    return sum(badness(layouts[m.node], state.positions(m), need.tensor_parallel) for m in placed.members)
 
 
 class Greedy:

@@ -117,7 +117,7 @@ class State:
             self.rings[number] += sign * need.peer_rate
 
     def rate(self, need: Need) -> int:
-        """What one member of `need` sends over its node's cables, in bytes per second; KV with what it receives."""
+        """What one member of `need` sends or gets over its node's cables, the larger, in bytes per second."""
         return self._rates[need.deployment]
 
     # --- asking ---
@@ -239,5 +239,6 @@ def _bounds(need: Need) -> tuple[frozenset[str], int]:
 def _rate(need: Need, needs: Iterable[Need]) -> int:
     ring = need.peer_rate if need.members > 1 else 0
     received = sum(n.pair.rate for n in needs if n.pair and n.pair.deployment == need.deployment)
-    kv = need.pair.rate if need.pair else received
+    # Cables carry as much either way at once.
+    kv = max(need.pair.rate if need.pair else 0, received)
     return ring + -(-kv // max(1, need.replicas * need.members))
