@@ -261,3 +261,14 @@ def test_a_group_lies_well_once_another_was_given_up_beside_it() -> None:
     placement = greedy(problem)
     assert [gap.replicas for gap in placement.unplaced] == [2]
     assert not faults(problem, placement.placed)
+
+
+def test_nothing_is_proven_by_what_a_search_cannot_know() -> None:
+    """A movable replica with fewer GPUs than are asked for now stays; a search that would give it all has no place."""
+    tiny = replace(POD, nodes={"n0": POD.nodes["n0"]}, links=())
+    standing = (Placed("x-0", "x", (Member("n0", (0, 1)),)), Placed("d-0", "d", (Member("n0", (2, 3)),)))
+    need = Need("d", 2, 8, tensor_parallel=8)
+    placement = place(PlacementProblem(tiny, (need,), standing, movable=frozenset({"d-0"})), time_limit_s=2.0)
+    assert placement.placed == standing[::-1]
+    assert value(placement, Goal.SHORTFALL) == 1
+    assert all(score.bound is None or score.bound <= score.value for score in placement.scores)

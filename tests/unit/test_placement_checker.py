@@ -67,3 +67,15 @@ def test_what_stands_is_not_held_against_a_plan() -> None:
     weaker = replace(FACILITY, feeds={k: replace(f, capacity=watts(1)) for k, f in FACILITY.feeds.items()})
     assert not faults(replace(problem, facility=weaker), standing)
     assert faults(replace(problem, facility=weaker, standing=()), standing)
+
+
+def test_it_finds_members_that_no_cable_connects() -> None:
+    loose = replace(FACILITY, links=tuple(link for link in FACILITY.links if link.lower != "n8"))
+    problem = PlacementProblem(loose, (Need("d", 1, 8, 2, tensor_parallel=8),))
+    placed = (Placed("d-0", "d", (Member("n0", WHOLE), Member("n8", WHOLE))),)
+    assert any("no cable connects" in fault for fault in faults(problem, placed)), faults(problem, placed)
+
+
+def test_it_finds_replicas_out_of_reach() -> None:
+    problem = PlacementProblem(FACILITY, (Need("d", 1, 8, near="mars", reach_s=0.01),))
+    assert any("too far from mars" in fault for fault in faults(problem, on(("n0", WHOLE))))

@@ -157,6 +157,10 @@ def _solved(
     if found is None:
         return state, {}
     then = worth(found)
+    if tuple(then.values()) > tuple(now.values()):
+        # What stands against a limit, or with other GPUs than are asked for now, is not in the model: what holds
+        # there proves nothing of this.
+        return state, {}
     better = found if tuple(then.values()) < tuple(now.values()) else state
     return better, {goal: max(0.0, then[goal] - gap) for goal, gap in gaps.items()}
 
