@@ -264,7 +264,7 @@ def test_a_group_lies_well_once_another_was_given_up_beside_it() -> None:
 
 
 def test_nothing_is_proven_by_what_a_search_cannot_know() -> None:
-    """A movable replica with fewer GPUs than are asked for now stays; a search that would give it all has no place."""
+    """A movable replica with fewer GPUs than asked for now stays; a search that gave it all would have no place."""
     tiny = replace(POD, nodes={"n0": POD.nodes["n0"]}, links=())
     standing = (Placed("x-0", "x", (Member("n0", (0, 1)),)), Placed("d-0", "d", (Member("n0", (2, 3)),)))
     need = Need("d", 2, 8, tensor_parallel=8)
