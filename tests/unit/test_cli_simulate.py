@@ -89,3 +89,11 @@ def test_errors_say_what_to_do(
     file = str(trace(tmp_path, 3))
     assert _run(["simulate", *(file if each == "FILE" else each for each in arguments)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_plot_that_cannot_be_written_is_refused_before_the_simulation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.simulate.run.simulate", lambda *_, **__: pytest.fail("it was simulated"))
+    assert _run(["simulate", "--generate", "step", "--plot", str(tmp_path)]) == 2
+    assert f"--plot: cannot write {tmp_path}; name a file" in capsys.readouterr().err

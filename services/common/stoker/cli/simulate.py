@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -155,6 +156,8 @@ def simulate(
     out = Output(output)
     if most < least:
         raise InvalidRequest.field("--replicas-max", f"{most} is below --replicas-min {least}; raise it")
+    if plot is not None:
+        _refuse_unwritable(plot)
     scale = Scale(speed, load, hours=hours)
     read = _read(trace or [], form, generate, Wanted(model, kv_blocks, prefill_rate), scale, seed)
     objective = Objective(slo_ttft_ms / 1e3, slo_itl_ms / 1e3 or None)
@@ -208,6 +211,12 @@ def _progress(say: Callable[[str], None], what: str) -> Callable[[Ledger], None]
             say(f"{what}: {ledger.arrived:,} requests, {ledger.clock.now / 60:,.0f} minutes of the trace")
 
     return said
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Before a simulation that may take long, not after it."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidRequest.field("--plot", f"cannot write {path}; name a file in a folder that can be written")
 
 
 def _write(path: Path, drawing: str) -> None:

@@ -53,7 +53,7 @@ def parsed(text: str, objective: Objective) -> Contender:
         name, equals, value = setting.partition("=")
         if not equals:
             raise InvalidRequest.field(_OPTION, f"{text!r}: {setting!r} is not SETTING=VALUE")
-        path = name.split(".") if "." in name else [_section(kind, name), name]
+        path = name.split(".") if "." in name else [_section(kind, name, text), name]
         policy = _set(policy, [part for part in path if part], value, text)
     _check(policy, text)
     return Contender(text, policy)
@@ -74,11 +74,17 @@ def _check(policy: Policy, said: str) -> None:
         raise InvalidRequest.field(_OPTION, f"{said!r}: {wrong}")
 
 
-def _section(kind: Kind, name: str) -> str:
-    """The forecast has the SLO's settings, too."""
-    if kind is Kind.FORECAST and name in {field.name for field in fields(Policy().slo)}:
-        return Kind.SLO
-    return kind if hasattr(Policy(), kind) and hasattr(getattr(Policy(), kind), name) else ""
+def _section(kind: Kind, name: str, said: str) -> str:
+    """Where a setting without a point stands: in the kind's own section, or in none. The forecast has the SLO's
+    settings, too."""
+    sections = [kind, Kind.SLO] if kind is Kind.FORECAST else [kind]
+    known = {field.name: section for section in sections for field in fields(getattr(Policy(), section))}
+    if name not in known and name not in {field.name for field in fields(Policy())}:
+        able = ", ".join(sorted(known))
+        raise InvalidRequest.field(
+            _OPTION, f"{said!r}: {kind} has no setting {name!r}, but {able}; name others in full, as pace.settle_s"
+        )
+    return known.get(name, "")
 
 
 def _set(value: Any, path: list[str], text: str, said: str) -> Any:
