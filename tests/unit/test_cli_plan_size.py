@@ -104,7 +104,7 @@ def test_an_slo_that_cannot_be_kept_says_what_could(capsys: pytest.CaptureFixtur
     [
         (["--model", "nowhere.json", "--gpu", "h100-sxm"], "cannot read nowhere.json"),
         (["--model", MODEL, "--gpu", "h10"], "no GPU or node type 'h10'; did you mean"),
-        (["--model", MODEL, "--gpu", "h100-sxm", "--objective", "cost"], "knows no prices"),
+        (["--model", MODEL, "--gpu", "h100-sxm", "--objective", "cost"], "no price of these is known"),
         (["--model", MODEL, "--gpu", "h100-sxm", "--kv-dtype", "int3"], "'int3' is none of auto"),
         (["--model", MODEL, "--gpu", "h100-sxm", "--profile", "nowhere.csv"], "cannot read nowhere.csv"),
     ],
@@ -132,3 +132,39 @@ def test_a_layout_that_none_can_have_is_told_as_that(capsys: pytest.CaptureFixtu
     assert status == errors.FAILED
     assert "answer: none. No layout is as asked for" in out
     assert "fits no layout" not in out
+
+
+OWN = """\
+name: own
+gpu_types:
+  rtx-4090: {memory_gb: 24, memory_gb_per_s: 1008, max_w: 450, pcie_gb_per_s: 32, tflops: {bf16: 165.2, fp8: 330.3}}
+node_types:
+  desk: {gpu: rtx-4090, gpus: 2, height_u: 4, weight_kg: 30, max_kw: 1.5, cost_per_hour: 1}
+  pairs: {like: hgx-h100, height_u: 4, scale_up: [[0, 1], [2, 3], [4, 5], [6, 7]]}
+  small: {like: hgx-h100, gpus: 4, numa: [0, 0, 1, 1], pcie_roots: [0, 1, 2, 3], cost_per_hour: 8}
+sites: {s: {racks: {r1: {nodes: {"n[1-2]": desk, n3: pairs}}, r2: {nodes: {n4: small}}}}}
+"""
+
+
+def test_types_of_a_facility_are_sized_by_their_figures_and_prices(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "own.yaml").write_text(OWN)
+    own = ["--facility", str(tmp_path / "own.yaml"), "--objective", "cost"]
+    value = as_json(capsys, "--model", MODEL, "--gpu", "rtx-4090", *own, "--isl", "500", "--osl", "100", "--rps", "1")
+    assert value["best"]["pools"][0]["memory"]["total_bytes"] == 24_000_000_000
+    assert value["best"]["cost_per_hour"] == value["gpus"] * 0.5
+    _, _, err = run(capsys, "--model", MODEL, "--gpu", "pairs", *own, *ISSUED)
+    assert "no price of these is known" in err
+
+
+def test_nvlink_reaches_as_far_as_it_stands_in_the_facility(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "own.yaml").write_text(OWN)
+    own = ["--facility", str(tmp_path / "own.yaml")]
+    tried = as_json(capsys, "--model", MODEL, "--gpu", "pairs", *own, *ISSUED)["considered"]
+    assert {each["tp"] for each in tried} == {1, 2}
+    # Of a GPU's hosts those that stand there, not the catalogue's.
+    pools = as_json(capsys, "--model", MODEL, "--gpu", "h100-sxm", *own, *ISSUED)["best"]["pools"]
+    assert {pool["node"] for pool in pools} <= {"pairs", "small"}

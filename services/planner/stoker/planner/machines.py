@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 
 from stoker.common.errors import InvalidRequest
 from stoker.planner import catalogue
@@ -11,8 +12,8 @@ from stoker.planner.core.sizing.machine import Machine
 
 
 def machine_of(facility: Facility, name: str) -> Machine:
-    """The machine of a node type, or of the largest node type that has such a GPU; of several, of one that is named
-    after it.
+    """The machine of a node type, or of the largest node type that has such a GPU: of those that stand in the
+    facility, where any does, and of several, of one that is named after it.
 
     Raises InvalidRequest naming what there is.
     """
@@ -25,6 +26,8 @@ def machine_of(facility: Facility, name: str) -> Machine:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         raise InvalidRequest.field("--gpu", f"no GPU or node type {name!r}; {hint}there are {', '.join(known)}")
+    there = {node.type for node in facility.nodes.values()}
+    hosts = [host for host in hosts if host.name in there] or hosts
     return _machine(facility, min(hosts, key=lambda host: (-host.gpus, not host.name.startswith(name), host.name)))
 
 
@@ -35,6 +38,11 @@ def _machine(facility: Facility, node: NodeType) -> Machine:
 
 def _domain(facility: Facility, node: NodeType) -> int:
     """GPUs that one NVLink domain has: those of a host, or of all hosts of a rack whose trays form one."""
+    standing = [host for host in facility.nodes.values() if host.type == node.name]
+    if standing:
+        return max(
+            Counter(gpu.scale_up for host in standing for gpu in host.gpus if gpu.scale_up).values(), default=1
+        )
     entry = catalogue.file().node_types.get(node.name)
     if entry is None or entry.scale_up != "rack":
         return node.gpus

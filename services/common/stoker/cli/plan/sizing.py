@@ -91,6 +91,10 @@ def size(
     hybrid: Annotated[
         bool, typer.Option("--hybrid-kv/--no-hybrid-kv", help="vLLM's hybrid KV cache manager, for sliding windows.")
     ] = True,
+    facility: Annotated[
+        Path | None,
+        typer.Option("--facility", help="Facility file; --gpu may name its types too, with their own prices."),
+    ] = None,
     profile: Annotated[
         list[Path] | None,
         typer.Option("--profile", help="CSV of measurements that correct the rates; docs/sizing.md has its columns."),
@@ -112,15 +116,18 @@ def size(
     docs/sizing.md has every formula and the errors of its predictions beside published benchmarks.
     """
     from stoker.cli.plan import measuring, sizing_report
-    from stoker.planner import catalogue, checking, machines, model_config, profiles
+    from stoker.planner import catalogue, checking, facility_file, machines, model_config, profiles
     from stoker.planner.core.sizing import search, workload
     from stoker.planner.core.sizing.memory import Engine
 
     out = Output(output)
-    known = catalogue.load()
+    known = facility_file.read(facility) if facility else catalogue.load()
     hosts = tuple(machines.machine_of(known, name) for name in dict.fromkeys(gpu))
     if objective is Objective.COST and not all(host.cost_per_hour for host in hosts):
-        raise InvalidRequest.field("--objective", "the catalogue knows no prices of these; choose gpus or energy")
+        raise InvalidRequest.field(
+            "--objective",
+            "no price of these is known; name a --facility whose types have cost_per_hour, or choose gpus or energy",
+        )
     read = model_config.read(model, kv_dtype=kv_dtype)
     settings: dict[str, Any] = {"utilization": utilization, "hybrid": hybrid}
     settings |= {"batched_tokens": batched_tokens} if batched_tokens else {}
