@@ -71,3 +71,16 @@ def test_a_node_that_leads_as_many_gangs_as_it_has_ports_leads_no_more() -> None
     assert {put.members[0].node for put in drawn.puts[2:]} == {"n2"}, "another member leads"
     assert [entry.replicas for entry in drawn.unplaced] == [1]
     assert "widen rendezvous.ports" in drawn.unplaced[0].reason
+
+
+def test_a_small_batch_is_searched_for_where_the_first_look_leaves_something_without_a_place() -> None:
+    """The small gangs would take GPUs of the smaller hosts, all three of which the large one needs."""
+    nodes = [Node(f"n{number}", frozenset(range(gpus)), engines=VLLM) for number, gpus in enumerate((4, 4, 8))]
+    small = Deployment("small", "x", "vllm", gpus_per_node=1, gang_size=2)
+    large = Deployment("large", "x", "vllm", gpus_per_node=3, gang_size=3)
+    desired = {"small": Desired(2), "large": Desired(1)}
+    problem = Problem(nodes=nodes, deployments=[small, large], desired=desired)
+    assert plan(problem, Limits(search_s=0.0)).unplaced
+    found = plan(problem, Limits(search_s=5.0, search_least=4))
+    assert not found.unplaced
+    assert len(found.puts) == 3

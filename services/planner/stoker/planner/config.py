@@ -62,7 +62,7 @@ class SearchConfig:
         Meta(description="longest search for a batch in one round, seconds; 0: the first places found", ge=0, le=60),
     ] = 2.0
     least_replicas: Annotated[
-        int, Meta(description="replicas with GPUs that a round must have to place before it searches", ge=1)
+        int, Meta(description="replicas with GPUs from which on a round searches though all find a place", ge=1)
     ] = 4
     answer_s: Annotated[float, Meta(description="longest computation for a caller, seconds", gt=0, le=86_400)] = 300.0
 

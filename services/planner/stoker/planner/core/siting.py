@@ -70,17 +70,19 @@ def search(
 ) -> Found:
     """Places for `wanted` more replicas of each deployment beside those that are `standing`, which do not move. Those
     in `leaving` hold what they have and count as nobody's. With `only`, on these nodes alone. A batch of
-    `search_least` with GPUs is searched for at most `search_s` seconds; others get the first places found.
+    `search_least` with GPUs is searched for at most `search_s` seconds, and so is a smaller one of which something
+    finds no place; others get the first places found.
     """
     surface = problem.ground or ground_of(problem.nodes)
     asked = placement_problem(problem, surface, wanted, standing, leaving)
     if only is not None:
         asked = replace(asked, closed=asked.closed | (surface.facility.nodes.keys() - set(only)))
     batch = sum(wanted.get(need.deployment, 0) for need in asked.needs if need.gpus)
-    if search_s > 0 and batch >= search_least:
+    # One replica of one node has no place where the first look finds none.
+    nodes = sum(wanted.get(need.deployment, 0) * need.members for need in asked.needs if need.gpus)
+    made = placement.greedy(asked, ground=surface) if search_s <= 0 or batch < search_least else None
+    if made is None or (search_s > 0 and nodes > 1 and made.unplaced):
         made = placement.place(asked, time_limit_s=search_s, ground=surface, clock=clock)
-    else:
-        made = placement.greedy(asked, ground=surface)
     places: defaultdict[str, list[tuple[Member, ...]]] = defaultdict(list)
     for each in sorted((p for p in made.placed if p.replica in made.fresh), key=lambda p: natural(p.replica)):
         places[each.deployment].append(tuple(Member(member.node, member.gpus) for member in each.members))
