@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
+from stoker.planner import facility_file
+from stoker.planner.core.holding import booked, eased, violations
+from stoker.planner.core.placement.ground import ground
 from stoker.planner.core.plan import plan
+from stoker.planner.core.siting import merged_with
 from stoker.planner.core.values import (
     Assignment,
     Condition,
@@ -14,6 +21,7 @@ from stoker.planner.core.values import (
     Problem,
     Wanted,
 )
+from tests.support.facilities import hall
 
 VLLM = frozenset({"vllm"})
 CHAT = Deployment("chat", "a", "vllm", gpus_per_node=1)
@@ -84,3 +92,20 @@ def test_a_small_batch_is_searched_for_where_the_first_look_leaves_something_wit
     found = plan(problem, Limits(search_s=5.0, search_least=4))
     assert not found.unplaced
     assert len(found.puts) == 3
+
+
+def test_half_of_an_odd_number_outlives_any_rack_where_there_is_room_for_that() -> None:
+    """Of three, two may share a rack only where there is no third with room, and then that is said."""
+    chat = Deployment("chat", "x", "vllm", gpus_per_node=2)
+    for third, most in ((4, 1), (1, 2)):
+        facility = facility_file.parse(hall({"r1": "n1", "r2": "n2", "r3": "n3"}), "facility")
+        nodes = [Node(f"n{n}", frozenset(range(gpus)), engines=VLLM) for n, gpus in ((1, 4), (2, 4), (3, third))]
+        surface = ground(merged_with(facility, nodes))
+        problem = Problem(nodes=nodes, deployments=[chat], desired={"chat": Desired(3)}, ground=surface, applied=True)
+        drawn = plan(problem)
+        assert not drawn.unplaced
+        racks = Counter(surface.facility.nodes[put.members[0].node].rack for put in drawn.puts)
+        assert max(racks.values()) == most
+        state = booked(replace(problem, assignments=drawn.puts), surface)
+        assert len(list(eased(state, "chat"))) == most - 1
+        assert not [v for v in violations(replace(problem, assignments=drawn.puts), surface) if v.limit == "spread"]

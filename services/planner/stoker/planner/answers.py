@@ -120,6 +120,7 @@ def explain(problem: Problem, name: str, why: Mapping[str, str]) -> planner_pb2.
     names = {name, *(a.replica for a in mine)}
     against = (v for v in holding.violations(problem, surface, state) if v.subject == name or names & set(v.replicas))
     words += [f"{violation.words}." for violation in against]
+    words += [f"{told}." for told in holding.eased(state, mine[0].deployment if mine else name)]
     words += [f"{deployment}: {reason}" for deployment, reason in why.items() if name == deployment]
     return planner_pb2.ExplainResponse(
         words=words,

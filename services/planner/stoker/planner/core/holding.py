@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stoker.planner.core.placement.ground import Ground
 from stoker.planner.core.placement.state import State, most_in_one
-from stoker.planner.core.placement.values import Domain, PlacementProblem
+from stoker.planner.core.placement.values import Domain, Need, PlacementProblem
 from stoker.planner.core.siting import placement_problem
 from stoker.planner.core.values import Problem
 
@@ -114,21 +114,37 @@ def _overdrawn(state: State) -> Iterator[Violation]:
 
 def _crowded(state: State) -> Iterator[Violation]:
     for need in state.problem.needs:
-        have = state.counts[need.deployment]
-        if have < 2 or not need.spread_over:
-            continue
-        most, kinds = most_in_one(need, have), {kind.value for kind in need.spread_over}
-        for key, number in sorted(state.touched[need.deployment].items()):
-            if key[0] in kinds and number > most:
-                there = sorted(
-                    placed.replica
-                    for placed in state.placed.values()
-                    if placed.deployment == need.deployment and key in state.keys(m.node for m in placed.members)
+        eased = replace(need, largest_share=need.largest_share_if_short or need.largest_share)
+        for key, number, have, most in _crowds(state, eased):
+            there = sorted(
+                placed.replica
+                for placed in state.placed.values()
+                if placed.deployment == need.deployment and key in state.keys(m.node for m in placed.members)
+            )
+            words = f"{number} of {have} replicas of {need.deployment} are in {_domain(key)}; at most {most} may be"
+            yield Violation("spread", need.deployment, words, tuple(there[:MOST_NAMED]))
+
+
+def eased(state: State, deployment: str) -> Iterator[str]:
+    """In words, the failure domains that hold more than half of `deployment`, where that is allowed for want of room
+    elsewhere."""
+    need = state.needs.get(deployment)
+    if need is not None and need.largest_share_if_short is not None:
+        for key, number, have, most in _crowds(state, need):
+            if number <= most_in_one(replace(need, largest_share=need.largest_share_if_short), have):
+                yield (
+                    f"{number} of {have} replicas of {deployment} are in {_domain(key)}: there was no room to have "
+                    f"at most {most} in each, so less than half would outlive it"
                 )
-                words = (
-                    f"{number} of {have} replicas of {need.deployment} are in {_domain(key)}; at most {most} may be"
-                )
-                yield Violation("spread", need.deployment, words, tuple(there[:MOST_NAMED]))
+
+
+def _crowds(state: State, need: Need) -> Iterator[tuple[tuple[str, str], int, int, int]]:
+    """Failure domains with more replicas than may be: how many, of how many, and how many may."""
+    have = state.counts[need.deployment]
+    most, kinds = most_in_one(need, have), {kind.value for kind in need.spread_over}
+    for key, number in sorted(state.touched[need.deployment].items()) if have > 1 else ():
+        if key[0] in kinds and number > most:
+            yield key, number, have, most
 
 
 def _domain(key: tuple[str, str]) -> str:

@@ -146,8 +146,9 @@ def need_of(deployment: Deployment, counts: Mapping[str, int], spread: frozenset
         peer_rate=wishes.peer_rate,
         pair=Pair(wishes.pair, rate) if wishes.pair in counts and replicas and counts[wishes.pair] else None,
         spread_over=spread if wishes.spread_over is None else wishes.spread_over,
+        largest_share=wishes.largest_share or 0.5,
         # Of three in two racks one has two: not placing the third would leave no more when that rack is lost.
-        largest_share=wishes.largest_share or ((replicas + 1) // 2 / replicas if replicas else 0.5),
+        largest_share_if_short=(replicas + 1) // 2 / replicas if replicas > 2 and not wishes.largest_share else None,
         regions=wishes.regions,
         near=wishes.near,
         reach_s=wishes.reach_s,

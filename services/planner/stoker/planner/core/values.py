@@ -47,7 +47,7 @@ class Node:
 class Wishes:
     """Where replicas may and should be, as `Need` of a placement has it. `tensor_parallel` 0: all of a member's GPUs.
     `pair_rate` is what one replica sends to those of `pair`. `spread_over` None: what suits the facility;
-    `largest_share` None: one half, rounded up to a whole replica."""
+    `largest_share` None: one half; where that leaves some without a place, rounded up to a whole replica."""
 
     tensor_parallel: int = 0
     busy_power: Watts | None = None

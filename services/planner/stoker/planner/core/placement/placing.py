@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from stoker.planner.core.ordering import natural
 from stoker.planner.core.placement.conflicts import unplaced
@@ -22,7 +23,8 @@ def greedy(problem: PlacementProblem, *, ground: Ground | None = None) -> Placem
     `ground` is what `ground.ground` made of the problem's facility, for who plans it again and again.
     """
     state = filled(ground or survey(problem.facility), problem)
-    return _told(state, {})
+    eased = _eased(state)
+    return _told(filled(state.ground, eased) if eased else state, {})
 
 
 def place(
@@ -44,8 +46,16 @@ def place(
     """
     state = filled(ground or survey(problem.facility), problem)
     bounds: dict[Goal, float] = {}
+    eased = _eased(state)
     if improve:
-        state, bounds = improved(state, time_limit_s, seed, clock)
+        # What a first look leaves without a place, a search may find one for.
+        state, bounds = improved(state, time_limit_s / 2 if eased else time_limit_s, seed, clock)
+        eased = _eased(state)
+    if eased:
+        state, bounds = filled(state.ground, eased), {}
+        if improve:
+            state, bounds = improved(state, time_limit_s / 2, seed, clock)
+    if improve:
         for goal, floor in floors(state).items():
             bounds[goal] = max(floor, bounds.get(goal, 0.0))
     return _told(state, bounds)
@@ -57,6 +67,17 @@ def scores(problem: PlacementProblem, placed: Sequence[Placed], *, ground: Groun
     for one in placed:
         state.take(one)
     return tuple(Score(goal, value) for goal, value in worth(state).items())
+
+
+def _eased(state: State) -> PlacementProblem | None:
+    """The problem with the shares that count for needs which are short; None where none of these has another."""
+    needs = tuple(
+        replace(need, largest_share=need.largest_share_if_short, largest_share_if_short=None)
+        if need.largest_share_if_short is not None and state.counts[need.deployment] < need.replicas
+        else need
+        for need in state.problem.needs
+    )
+    return None if needs == state.problem.needs else replace(state.problem, needs=needs)
 
 
 def _told(state: State, bounds: Mapping[Goal, float]) -> Placement:

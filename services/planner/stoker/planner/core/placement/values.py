@@ -73,6 +73,7 @@ class Need:
     sends to the next, the last to the first. `pair` is who gets KV from this deployment.
 
     At least `1 - largest_share` of two or more replicas live on when any one domain of a kind in `spread_over` fails.
+    Where that leaves some of them without a place, `largest_share_if_short` counts instead; None: nothing does.
     `regions` are the shares wanted in each region, empty where it does not matter. No replica goes farther than
     `reach_s` (one way) from region `near`. A replica without a place counts `weight`.
     """
@@ -90,6 +91,7 @@ class Need:
     pair: Pair | None = None
     spread_over: frozenset[Domain] = frozenset({Domain.RACK, Domain.SOURCE})
     largest_share: float = 0.5
+    largest_share_if_short: float | None = None
     regions: Mapping[str, float] = field(default_factory=dict)
     near: str = ""
     reach_s: float | None = None
