@@ -5,12 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import overload
 
+from stoker.scaler.core.minutes import Identical, Lasting, lasting
 from stoker.scaler.core.signals import History, Minute, Sample
 
 _GAP_S = 15.0
 """Samples of two deployments closer than this tell of the same moment."""
+
+_REMEMBERED = 256
 
 
 def shared(histories: Mapping[str, History], weights: Mapping[str, float]) -> dict[str, History]:
@@ -22,7 +26,7 @@ def shared(histories: Mapping[str, History], weights: Mapping[str, float]) -> di
     joined = {}
     for name, own in histories.items():
         others = [(history, weights[other] / weights[name]) for other, history in histories.items() if other != name]
-        minutes = _Summed(own.minutes, [other.minutes for other, _ in others])
+        minutes = _summed(own.minutes, [other.minutes for other, _ in others])
         joined[name] = replace(own, samples=_samples(own, others), minutes=minutes)
     return joined
 
@@ -66,6 +70,12 @@ def _joined(sample: Sample, beside: Sequence[tuple[Sample, float]], *, whole: bo
     )
 
 
+def _summed(own: Sequence[Minute], others: Sequence[Sequence[Minute]]) -> Sequence[Minute]:
+    """The same object for the same tuples: what was found of them is remembered until the next minute ends."""
+    parts = (own, *others)
+    return _summed_once(tuple(map(Identical, parts))) if all(map(lasting, parts)) else _Summed(own, others)
+
+
 class _Summed(Sequence[Minute]):
     """The minutes of several deployments as one, added up as they are looked at: days of them are kept, few used."""
 
@@ -94,6 +104,16 @@ class _Summed(Sequence[Minute]):
             sum(part.decode_tokens_per_s for part in parts),
             hits / prefill if prefill else minute.hit_rate,
         )
+
+
+class _LastingSum(_Summed, Lasting):
+    """Of minutes that never change."""
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _summed_once(parts: tuple[Identical, ...]) -> Sequence[Minute]:
+    own, *others = parts
+    return _LastingSum(own.minutes, [other.minutes for other in others])
 
 
 def _same(minutes: Sequence[Minute], at: float) -> Minute | None:

@@ -22,7 +22,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.scaler.core.minutes import MINUTE_S, Identical
+from stoker.scaler.core.minutes import MINUTE_S, Identical, lasting
 from stoker.scaler.core.policy import SEASONS
 from stoker.scaler.core.signals import Minute
 
@@ -88,9 +88,7 @@ def highest(
         return Forecast(current)
     horizon = max(1, math.ceil((now_wall + ahead_s - minutes[-1].at - MINUTE_S) / MINUTE_S))
     # A tuple stays as it is: whoever hands in the same one until the next minute ends asks but once.
-    found = (_judged_once if isinstance(minutes, tuple) else _judged)(
-        Identical(minutes), load, horizon, season_s, quantile
-    )
+    found = (_judged_once if lasting(minutes) else _judged)(Identical(minutes), load, horizon, season_s, quantile)
     if found is None:
         return Forecast(current)
     latest = current if found.method == "last" else found.latest

@@ -25,6 +25,15 @@ class Identical:
         return isinstance(other, Identical) and self.minutes is other.minutes
 
 
+class Lasting(Sequence[Minute]):
+    """Minutes that never change, as a tuple's: whoever has the same object has the same minutes."""
+
+
+def lasting(minutes: Sequence[Minute]) -> bool:
+    """Whether what was found of these minutes may be remembered."""
+    return isinstance(minutes, tuple | Lasting)
+
+
 @dataclass(slots=True)
 class _Mean:
     """A mean over time; `seconds` of it are known."""

@@ -25,7 +25,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.scaler.core.minutes import MINUTE_S, Identical
+from stoker.scaler.core.minutes import MINUTE_S, Identical, lasting
 from stoker.scaler.core.signals import Minute
 
 Series = NDArray[np.float64]
@@ -72,7 +72,7 @@ def reserve(
 ) -> Reserve:
     """From the last day; a start takes `ahead_s`, and what was needed stands for `settle_s` more. `allowed` is the
     share of requests, 0 to 1, that may come in what exceeds it. `load` must be hashable."""
-    find = _found_once if isinstance(minutes, tuple) else _found  # as it is asked in each round of a minute
+    find = _found_once if lasting(minutes) else _found  # as it is asked in each round of a minute
     return find(Identical(minutes), load, ahead_s, settle_s, season_s, allowed, prior)
 
 
