@@ -14,7 +14,7 @@ from stoker.scaler.core.signals import History, Minute, Sample
 _GAP_S = 15.0
 """Samples of two deployments closer than this tell of the same moment."""
 
-_REMEMBERED = 256
+_REMEMBERED = 512
 
 
 def shared(histories: Mapping[str, History], weights: Mapping[str, float]) -> dict[str, History]:

@@ -52,7 +52,7 @@ _AROUND = 15
 """… so many minutes around this hour: a step that comes at nine shows in no hour before nine."""
 _KNOWN = 0.9
 """Share of the minutes of a stretch that must be known."""
-_REMEMBERED = 256
+_REMEMBERED = 512
 """Deployments whose last minute's forecast is remembered until their next."""
 _PAIRS = np.array(list(combinations(range(_SLOPE), 2)))
 

@@ -41,7 +41,7 @@ _TAIL = 3.0
 _SEEN_S = 20.0
 """It takes so long until a rise shows, on top of the start."""
 _PRECISION = 1e-3
-_REMEMBERED = 256
+_REMEMBERED = 512
 
 
 @dataclass(frozen=True, slots=True)
