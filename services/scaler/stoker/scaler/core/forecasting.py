@@ -1,13 +1,14 @@
 """What a load will be at most within the next minutes, from its own past.
 
-Three forecasters: `last` (it stays as it is), `trend` (the slope of the last minutes goes on, damped and bounded) and
-`season` (what followed at this hour on earlier days, at today's level). Each is tried on the last hour, and around
-this hour on earlier days; the one with the least pinball loss at the wanted quantile is used, and that quantile of
-what it missed is added. So a load that has no season, or has lost it, is not forecast by one.
+Four forecasters: `last` (it stays as it is), `level` (it comes back to the smoothed level of the last hour), `trend`
+(the slope of the last minutes goes on, damped and bounded) and `season` (what followed at this hour on earlier days,
+at today's level). Each is tried on the last hour, and around this hour on earlier days; the one with the least
+pinball loss at the wanted quantile is used, and that quantile of what it missed is added. So a load that has no
+season, or has lost it, is not forecast by one.
 
-Sources: seasonal-naive and damped trends as in R. J. Hyndman, G. Athanasopoulos, "Forecasting: Principles and
-Practice", 3rd ed., §5.2 and §8.2; the slope is Theil and Sen's, the median over pairs, which one burst does not turn;
-pinball loss and the quantile of residuals as in §5.5 and §5.9.
+Sources: simple exponential smoothing, seasonal-naive and damped trends as in R. J. Hyndman, G. Athanasopoulos,
+"Forecasting: Principles and Practice", 3rd ed., §8.1, §5.2 and §8.2; the slope is Theil and Sen's, the median over
+pairs, which one burst does not turn; pinball loss and the quantile of residuals as in §5.5 and §5.9.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ _RATIO = 3.0
 """Today's level is at most so many times that of an earlier day, or its inverse."""
 _BEYOND = 1.25
 """What was missed lately lifts nothing further than this above all that was seen or forecast."""
+_ALPHAS = (0.1, 0.3, 0.5, 0.8)
+"""How much of each minute a smoothed level takes in."""
 _AS_GOOD = 1.05
+_CLEARLY = 1.25
 _DAYS = SEASONS - 1
 """Earlier days that are looked at …"""
 _DAYS_TRIED = 2
@@ -64,7 +68,7 @@ class Forecast:
     expected: float
     method: str = "last"
     missed: float = 0.0
-    """What was added for what it missed lately, as a share."""
+    """What was added for what it missed lately, as a share of what it expects."""
     losses: Mapping[str, float] = field(default_factory=dict)
     """Of each forecaster that could be tried, on the last hour."""
 
@@ -141,8 +145,10 @@ def _judged(
             tried.add(that, _forecasts(that[: size + _AROUND], before, horizon), size - _AROUND, size + _AROUND)
 
     method, losses = tried.best()
-    latest, level = float(forecasts[method][-1]), float(recent[-1])
-    return _Judged(method, losses, tried.missed(method), latest, level, float(recent.max()))
+    latest, level, missed = float(forecasts[method][-1]), float(recent[-1]), tried.missed(method)
+    if method == "level":
+        missed /= max(latest, 1e-9)
+    return _Judged(method, losses, missed, latest, level, float(recent.max()))
 
 
 _judged_once = lru_cache(maxsize=_REMEMBERED)(_judged)
@@ -168,20 +174,28 @@ class _Tried:
     def best(self) -> tuple[str, dict[str, float]]:
         """The forecaster with the least loss, the season where it is as good: it knows more than the last hour."""
         losses = {name: self._loss(name) for name in self._said}
-        least = min(losses.values())
+        weighed = {name: loss * (_CLEARLY if name == "level" else 1.0) for name, loss in losses.items()}
+        least = min(weighed.values())
         if losses.get("season", math.inf) <= _AS_GOOD * least:
             return "season", losses
-        return min(losses, key=lambda name: losses[name]), losses
+        return min(weighed, key=lambda name: weighed[name]), losses
 
     def missed(self, name: str) -> float:
-        """By how much what came was above what it said, as a share, at the wanted quantile."""
+        """By how much what came was above what it said, at the wanted quantile: as a share, of a level in its unit. A
+        level misses what comes and goes, however low it is itself."""
         came, said = self._outcome(name)
-        return float(np.quantile(came / said - 1.0, self._quantile))
+        off = came - said if name == "level" else came / said - 1.0
+        return float(np.quantile(off, self._quantile))
+
+    def lifted(self, name: str, said: Series) -> Series:
+        """What it says with what it missed added."""
+        missed = self.missed(name)
+        return said + missed if name == "level" else said * (1.0 + missed)
 
     def _loss(self, name: str) -> float:
         """Mean pinball loss of what it said, with what it missed added."""
         came, said = self._outcome(name)
-        off = came - said * (1.0 + self.missed(name))
+        off = came - self.lifted(name, said)
         return float(np.mean(np.maximum(self._quantile * off, (self._quantile - 1.0) * off)))
 
     def _outcome(self, name: str) -> tuple[Series, Series]:
@@ -191,10 +205,23 @@ class _Tried:
 
 def _forecasts(series: Series, days: Sequence[Series], horizon: int) -> dict[str, Series]:
     """By forecaster, at each place of the series, the highest load expected within the horizon after it."""
-    forecasts = {"last": series, "trend": _trend(series, horizon)}
+    forecasts = {"last": series, "level": _level(series), "trend": _trend(series, horizon)}
     if days:
         forecasts["season"] = np.median([_season(series, day, horizon) for day in days], axis=0)
     return forecasts
+
+
+def _level(recent: Series) -> Series:
+    """The smoothed load at each place, by the alpha whose level was nearest to the load that came next."""
+    levels = np.empty((len(recent), len(_ALPHAS)))
+    level = np.full(len(_ALPHAS), recent[0])
+    alphas = np.array(_ALPHAS)
+    for place, load in enumerate(recent):
+        # Begins as the mean of what was seen: no first load weighs more than the next.
+        level += np.maximum(alphas, 1.0 / (place + 1)) * (load - level)
+        levels[place] = level
+    errors = np.square(levels[:-1] - recent[1:, None]).sum(axis=0)
+    return np.asarray(levels[:, int(np.argmin(errors))])
 
 
 def _trend(recent: Series, horizon: int) -> Series:
