@@ -1,6 +1,7 @@
 """Scaling policies side by side: replica-hours at equal or better attainment of the SLO, and thrashing.
 
     python bench/scaling.py --data PATH [-o json] [--only azure mooncake step …] [--startup 30 90] [--load 1 10]
+    python bench/scaling.py --data PATH --alone [--seed 1 2 3]
     python bench/scaling.py --data PATH --startups
 
 `PATH` holds azure_llm_2023_code.csv and mooncake_synthetic_trace.jsonl. Ours run at their defaults. What they are
@@ -10,6 +11,9 @@ lower than ours, and of all these the one with the fewest replica-hours. The sma
 is shown for reference: nobody knows it beforehand. So are the hours of one who knows every arrival beforehand
 (`stoker.simulate.clairvoyant`, the best of a family of plans): no policy that has to wait and see comes below them,
 and `possible_%` is what they are below the baseline.
+
+With `--alone` only ours are simulated, under each of the seeds: the lower median of each figure by itself. A seed
+makes the requests of the made loads, and only the order of equals where a trace is replayed.
 
 `--known FILE` keeps what was simulated, by all that it follows from: the requests, the settings, the policy, and the
 text of the programs that had a part in it. Another run takes it from there.
@@ -26,6 +30,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
+from statistics import median_low
 
 from stoker.bench.published import azure, mooncake
 from stoker.bench.replicas import Job
@@ -70,20 +75,24 @@ def main() -> None:
     parser.add_argument("--load", type=float, nargs="+", default=[1.0], help="so many times as many requests")
     parser.add_argument("--known", type=Path, help="file that keeps what was simulated")
     parser.add_argument("--startups", action="store_true", help="attainment of a step under several start-up times")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--alone", action="store_true", help="ours without the baseline, at the median of the seeds")
+    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="without --alone the first one counts")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
     if options.startups:
-        rows = startups(options.ours, options.seed)
+        rows = startups(options.ours, options.seed[0])
     else:
         names = options.only or [*SOURCES, *SHAPES]
         known = Known.read(options.known)
         rows = []
         for name, startup_s, times in product(names, options.startup, options.load):
-            load = made(name, options.data, startup_s, options.seed, times)
-            rows += [
-                {"startup_s": startup_s, "load_x": times, **each} for each in compared(load, options.ours, known)
-            ]
+            each_seed = [made(name, options.data, startup_s, seed, times) for seed in options.seed]
+            found = (
+                alone(each_seed, options.ours, known)
+                if options.alone
+                else compared(each_seed[0], options.ours, known)
+            )
+            rows += [{"startup_s": startup_s, "load_x": times, **each} for each in found]
     if options.output == "json":
         print(json.dumps(rows, indent=2))
         return
@@ -250,6 +259,20 @@ def compared(load: Load, ours: Sequence[str], known: Known | None = None) -> Ite
         for other in (best, smallest(trials, figures.attainment or 0.0)):
             if other is not None:
                 yield row(load, other, None)
+
+
+def alone(seeds: Sequence[Load], ours: Sequence[str], known: Known | None = None) -> Iterator[dict[str, object]]:
+    """Our policies, each at the median of a load's seeds."""
+    trials = [Trials(load, known or Known()) for load in seeds]
+    for policy in ours:
+        found = [row(each.load, each.full(policy), None) for each in trials]
+        yield {name: _median([figures[name] for figures in found]) for name in found[0]}
+
+
+def _median(values: Sequence[object]) -> object:
+    """The lower one of an even number; of what is no number, the first."""
+    known = [value for value in values if isinstance(value, float | int)]
+    return median_low(known) if len(known) == len(values) else values[0]
 
 
 def tuned(trials: Trials, wanted: float, hours: float) -> Figures | None:

@@ -63,9 +63,10 @@ def test_a_season_that_ended_is_believed_for_half_a_week() -> None:
 
 
 def test_a_ramp_goes_on_damped_and_bounded() -> None:
-    found = forecast(ramp, 120, ahead_s=300.0)
-    assert found.method == "trend"
-    assert ramp(119) < found.expected < 1.6 * ramp(125)
+    for minute in (80, 120):
+        found = forecast(ramp, minute, ahead_s=300.0)
+        assert ramp(minute - 1) < found.expected < 1.6 * ramp(minute + 5)
+    assert forecast(ramp, 80, ahead_s=300.0).method == "trend"
     assert forecast(ramp, 120, ahead_s=6_000.0).expected <= 2.5 * ramp(119)
 
 
@@ -75,6 +76,24 @@ def test_what_was_missed_lately_is_added_but_nothing_unseen() -> None:
 
     found = forecast(bursts, 200, ahead_s=120.0)
     assert 6.0 < found.expected <= 1.25 * 20.0 * 1.1
+
+
+@pytest.mark.parametrize("until", range(200, 210))
+def test_a_load_that_comes_and_goes_is_expected_at_the_quantile_of_what_came(until: int) -> None:
+    """Whether it is high or low just now."""
+
+    def restless(minute: int) -> float:
+        return 10.0 * math.exp(0.8 * Random(minute).gauss(0.0, 1.0))
+
+    found = forecast(restless, until, ahead_s=30.0)
+    came = sorted(restless(minute) for minute in range(until - 60, until))
+    assert found.method == "level"
+    assert found.expected == pytest.approx(came[54], rel=0.3)
+
+
+def test_a_level_is_left_for_a_step_that_stays() -> None:
+    found = forecast(lambda minute: 20.0 if minute >= 150 else 4.0 + 2.0 * (minute % 2), 175, ahead_s=60.0)
+    assert found.expected == pytest.approx(20.0, rel=0.15)
 
 
 @pytest.mark.parametrize("until", [0, 1, 5, 15])

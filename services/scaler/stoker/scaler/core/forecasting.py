@@ -47,7 +47,9 @@ _BEYOND = 1.25
 _ALPHAS = (0.1, 0.3, 0.5, 0.8)
 """How much of each minute a smoothed level takes in."""
 _AS_GOOD = 1.05
+"""A season is used where its loss is at most so many times the least …"""
 _CLEARLY = 1.25
+"""… and a level where the others' are so many times its own: it alone adds what was missed at other loads."""
 _DAYS = SEASONS - 1
 """Earlier days that are looked at …"""
 _DAYS_TRIED = 2
