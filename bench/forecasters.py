@@ -5,8 +5,8 @@
 `PATH` holds azure_llm_2023_code.csv and mooncake_synthetic_trace.jsonl. Each load is a series of tokens that arrive,
 minute by minute. At many moments each forecaster is shown what came before and says the highest load within the next
 minutes at the quantile; the loss is the mean pinball loss over the mean load, in percent. `ours` is all that the
-policy uses (the one that did best, and what it missed added), `level` the quantile of the last hour, which it does
-not use. The models say the highest of their upper bounds, of an interval with the quantile as its upper end. Without
+policy uses (the one that did best, and what it missed added), `level` the quantile of the last hour's loads without
+any smoothing. The models say the highest of their upper bounds, of an interval with the quantile as its upper end. Without
 statsforecast, which is no dependency, ours stand alone.
 """
 
