@@ -6,8 +6,8 @@
 minute by minute. At many moments each forecaster is shown what came before and says the highest load within the next
 minutes at the quantile; the loss is the mean pinball loss over the mean load, in percent. `ours` is all that the
 policy uses (the one that did best, and what it missed added), `level` the quantile of the last hour's loads without
-any smoothing. The models say the highest of their upper bounds, of an interval with the quantile as its upper end. Without
-statsforecast, which is no dependency, ours stand alone.
+any smoothing. The models say the highest of their upper bounds, of an interval with the quantile as its upper end.
+Without statsforecast, which is no dependency, ours stand alone.
 """
 
 from __future__ import annotations
