@@ -168,3 +168,10 @@ def test_nvlink_reaches_as_far_as_it_stands_in_the_facility(
     # Of a GPU's hosts those that stand there, not the catalogue's.
     pools = as_json(capsys, "--model", MODEL, "--gpu", "h100-sxm", *own, *ISSUED)["best"]["pools"]
     assert {pool["node"] for pool in pools} <= {"pairs", "small"}
+
+
+def test_a_load_of_nearly_nothing_is_not_simulated_for_years(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--isl", "1000", "--osl", "100", "--rps", "0.000001"]
+    status, _, err = run(capsys, "--model", MODEL, "--gpu", "h100-sxm", *load, "--split", "never", "--check")
+    assert status == errors.USAGE
+    assert "below 0.01 requests/s is not simulated" in err

@@ -26,7 +26,8 @@ from stoker.simulate.settings import Objective, Settings, Starting
 BLOCK = 128
 """Tokens of a simulated block: long ones make it fast."""
 _REQUESTS, _MOST_REQUESTS = 3_000, 100_000
-_SHORTEST_S, _USUAL_S = 60.0, 300.0
+_SHORTEST_S, _USUAL_S, _LONGEST_S = 60.0, 300.0, 100_000.0
+_FEWEST_PER_S = 0.01
 _PREFIXES = 2
 """Shared prefixes for each replica, where some of the prompts' tokens are found in caches."""
 _ANY_S = 1e6
@@ -53,8 +54,12 @@ class Checked:
 def check(plan: Plan, *, seed: int = 1, said: Callable[[str], None] = lambda text: None) -> list[Checked]:
     """Each pool as it is answered, then with one replica fewer.
 
-    Raises InvalidRequest where a minute of the load is more than can be simulated.
+    Raises InvalidRequest where a minute of the load is more than can be simulated, or a day of it is hardly anything.
     """
+    if plan.workload.requests_per_s < _FEWEST_PER_S:
+        raise InvalidRequest.field(
+            "--check", f"below {_FEWEST_PER_S:g} requests/s is not simulated: hardly two of them meet; leave it out"
+        )
     if plan.workload.requests_per_s * _SHORTEST_S > _MOST_REQUESTS:
         most = _MOST_REQUESTS / _SHORTEST_S
         raise InvalidRequest.field(
@@ -80,7 +85,7 @@ def replay(pool: Pool, replicas: int, *, seed: int, requests: int) -> Checked:
         None if role is Role.PREFILL else slo.itl_s,
     )
     usual_s = max(_USUAL_S, requests / workload.requests_per_s)
-    seconds = min(usual_s, _MOST_REQUESTS / workload.requests_per_s)
+    seconds = min(usual_s, _MOST_REQUESTS / workload.requests_per_s, _LONGEST_S)
     settings = Settings(
         hardware=hardware_of(pool, replicas),
         objective=objective,
