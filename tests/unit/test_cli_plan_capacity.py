@@ -115,3 +115,22 @@ def test_mistakes_are_told(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert told in captured.err
+
+
+def test_types_that_come_to_the_same_share_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(monkeypatch, str(EXAMPLES / "dgx-rack.yaml")) == 0
+    table = capsys.readouterr().out.split("filled with ")[-1]
+    (line,) = (line for line in table.splitlines() if "dgx-h100" in line)
+    assert line.startswith("dgx-h100, hgx-h100 ")
+    assert "cost/h" not in table, "no price is known of any"
+
+
+def test_what_ends_an_envelope_of_whole_racks_has_room_for_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = answer(monkeypatch, capsys, str(EXAMPLES / "nvl72-2mw.yaml"))
+    (site,) = (limit for limit in value["limits"] if limit["scope"] == "site")
+    assert (site["limit"], site["left"], site["room_for"]) == ("power", 80, 0), "80 kW are no rack of 120 kW"

@@ -67,6 +67,7 @@ def test_what_is_placed_stays_and_what_a_lost_rack_held_moves(
     assert held
     assert set(lost["what_if"]["moved"]) == held
     assert lost["what_if"]["displaced"] == []
+    assert lost["gpus"] == 256 - 32, "those of the lost rack are no longer there"
     assert not {m["rack"] for e in lost["placed"] for m in e["members"]} & {"row1-r1"}
     after = tmp_path / "after.json"
     after.write_text(json.dumps(lost))
@@ -171,7 +172,7 @@ BAD = "name: a\nmodel: m\nengine: vllm\n---\nname: b\nmodle: m\nengine: vllm\n--
     [
         (("place", FILES[0], "BAD"), 2, ":6: modle: no such setting; did you mean model?"),
         (("place", FILES[0], "BAD"), 2, ":9: name: 'a' is there twice"),
-        (("place", str(EXAMPLES / "facilities" / "nvl72-2mw.yaml"), FILES[1]), 2, "lists no nodes, only envelopes"),
+        (("place", str(EXAMPLES / "facilities" / "nvl72-2mw.yaml"), FILES[1]), 2, "lists no nodes to place on"),
         (("place", *FILES, *QUICK, "--without", "r9"), 2, "'r9' is neither a node nor a rack here"),
         (("place", *FILES, *QUICK, "--add", "dgx-h100"), 2, "'dgx-h100' is not TYPE@RACK"),
         (("place", *FILES, *QUICK, "--add", "x@row1-r1"), 2, "'x' is no node type here"),
@@ -181,9 +182,12 @@ BAD = "name: a\nmodel: m\nengine: vllm\n---\nname: b\nmodle: m\nengine: vllm\n--
         (("place", *FILES, *QUICK, "--size", "chat"), 2, "'chat' is not NAME=FILE"),
         (("place", *FILES, *QUICK, "--size", "chat=/nonexistent"), 2, "cannot read /nonexistent"),
         (("place", *FILES, *QUICK, "--size", f"chat={FILES[1]}"), 2, "has no sizing with a plan"),
+        (("place", FILES[1], FILES[0]), 2, "deployments.yaml:11: a second document after `---`; this file has one"),
+        (("place", *FILES, *QUICK, "--add", "dgx-h100@row1-r1=0"), 2, "is not TYPE@RACK or TYPE@RACK=COUNT"),
+        (("place", *FILES, *QUICK, "--add", "dgx-h100@row1-r1=2"), 2, "free units for 1 more dgx-h100, not 2"),
         (("diff", "BAD", "BAD"), 2, "is no plan"),
         (("diff", "/nonexistent.json", "BAD"), 2, "cannot read /nonexistent.json"),
-        (("explain", "nobody", *FILES, *QUICK), 1, "'nobody' is neither a replica of this plan nor a deployment"),
+        (("explain", "nobody", *FILES, *QUICK), 2, "'nobody' is neither a replica of this plan nor a deployment"),
     ],
 )
 def test_mistakes_are_told(

@@ -74,9 +74,13 @@ def composed(content: str, source: str, needs: str, *, aliases: bool = True) -> 
     Without `aliases` they are a tree, no larger than the text.
     """
     with _loader(content, source, aliases=aliases) as loader:
-        node = loader.get_single_node()
+        node = loader.get_node() if loader.check_node() else None
+        second = loader.get_node() if node is not None and loader.check_node() else None
     if node is None:
         raise bad(f"{source} is empty; it needs {needs}")
+    if second is not None:
+        line = second.start_mark.line + 1
+        raise bad(f"{source}:{line}: a second document after `---`; this file has one, with {needs}")
     return node
 
 

@@ -183,35 +183,41 @@ def _shown(
             *(amount(limit.kind, figure) for figure in figures),
             or_dash(room),
         )
-    tokens = ("tokens/s", "tokens/J") if rates else ()
-    compared = _table(
-        *("filled with", "racks", "nodes", "a rack", "GPUs", "GPU memory", "power", "cost/h", "energy/h"),
-        *tokens,
-        "binds",
-    )
-    for each in tried:
-        row = _row(each, rates)
-        compared.add_row(
-            each.fill,
-            f"{each.racks:,}",
-            f"{each.nodes:,}",
-            f"{each.nodes_per_rack:,}",
-            f"{each.gpus:,}",
-            f"{row['gpu_memory_gb'] / 1e3:,.1f} TB",
-            f"{each.power / 1e3:,.1f} kW",
-            or_dash(each.cost_per_hour, "{:,.2f}"),
-            or_dash(each.energy_per_hour, "{:,.2f}"),
-            *([or_dash(row["tokens_per_s"], "{:,.0f}"), or_dash(row["tokens_per_joule"], "{:.3f}")] if rates else []),
-            f"{row['binding']} of the {row['binding_scope']}" if each.binding else "–",
-        )
+    compared = _compared([(each.fill, _row(each, rates)) for each in tried])
     return [_headline(facility, found), *([f"binds: {bound['why']}"] if bound["why"] else []), limits, "", compared]
+
+
+def _compared(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+    """Types side by side: those that come to the same share a line, and what is known of none has no column."""
+    columns = {
+        "racks": ("racks", "{:,}"),
+        "nodes": ("nodes", "{:,}"),
+        "nodes_per_rack": ("a rack", "{:,}"),
+        "gpus": ("GPUs", "{:,}"),
+        "gpu_memory_gb": ("GPU memory", "{:,.0f} GB"),
+        "rack_kw_total": ("power", "{:,.1f} kW"),
+        "cost_per_hour": ("cost/h", "{:,.2f}"),
+        "energy_per_hour": ("energy/h", "{:,.2f}"),
+        "tokens_per_s": ("tokens/s", "{:,.0f}"),
+        "tokens_per_joule": ("tokens/J", "{:.3f}"),
+    }
+    known = {key: told for key, told in columns.items() if any(row[key] is not None for _, row in rows)}
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for name, row in rows:
+        binds = f"{row['binding']} of the {row['binding_scope']}" if row["binding"] else "–"
+        cells = tuple(or_dash(row[key], form) for key, (_, form) in known.items())
+        lines.setdefault((*cells, binds), []).append(name)
+    table = _table("filled with", *(head for head, _ in known.values()), "binds")
+    for cells, names in lines.items():
+        table.add_row(", ".join(names), *cells)
+    return table
 
 
 def _headline(facility: Facility, found: Capacity) -> str:
     return (
         f"{facility.name}: {counted(found.racks, 'rack')} with {counted(found.nodes, 'node')} and "
         f"{counted(found.gpus, 'GPU')}; {found.power / 1e3:,.6g} kW at the most"
-        + (f"; {found.added:,} of the nodes are not there yet (filled with {found.fill})" if found.added else "")
+        + (f"; {counted(found.added, 'node')} not there yet (filled with {found.fill})" if found.added else "")
     )
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from stoker.cli.output import Format, FormatOption, Output, counted
 from stoker.cli.plan.place import DeploymentsArgument, FacilityArgument, SearchOption
-from stoker.common.errors import NotFound
+from stoker.common.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from stoker.cli.plan.plans import Plan
@@ -86,7 +86,9 @@ class _Reasons:
         replica = next((each for each in placed if each.replica == name), None)
         mine = [each for each in placed if name in (each.replica, each.deployment)]
         if replica is None and name not in {need.deployment for need in plan.problem.needs}:
-            raise NotFound(f"{name!r} is neither a replica of this plan nor a deployment; `place` lists them")
+            raise InvalidRequest.field(
+                "NAME", f"{name!r} is neither a replica of this plan nor a deployment; `stoker plan place` lists them"
+            )
         nodes = plan.facility.nodes
         racks = {nodes[m.node].rack for each in mine for m in each.members if m.node in nodes}
         state = holding.booked_all(replace(plan.problem, standing=placed), plan.surface)

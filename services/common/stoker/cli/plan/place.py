@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stoker.planner.core.placement import PlacementProblem, Score
     from stoker.planner.drawing.scene import Scene
 
-_ADD = re.compile(r"(?P<type>[^@=\s]+)@(?P<rack>[^@=\s]+?)(?:=(?P<count>\d{1,5}))?")
+_ADD = re.compile(r"(?P<type>[^@=\s]+)@(?P<rack>[^@=\s]+?)(?:=(?P<count>[1-9]\d{0,4}))?")
 _LISTED = 60
 """With more replicas their places are told as JSON only."""
 _QUIET_S = 2.0
@@ -123,7 +123,12 @@ def _otherwise(
             raise InvalidRequest.field("--add", f"{text!r} is not TYPE@RACK or TYPE@RACK=COUNT")
         _known("--add", said["type"], facility.node_types, "node type")
         _known("--add", said["rack"], facility.racks, "rack")
-        facility = otherwise.with_nodes(facility, said["type"], said["rack"], int(said["count"] or 1))
+        count, room = int(said["count"] or 1), otherwise.room_for(facility, said["type"], said["rack"])
+        if count > room:
+            raise InvalidRequest.field(
+                "--add", f"rack {said['rack']} has free units for {room:,} more {said['type']}, not {count:,}"
+            )
+        facility = otherwise.with_nodes(facility, said["type"], said["rack"], count)
     try:
         lost = otherwise.nodes_named(facility, without)
     except KeyError as error:
@@ -163,11 +168,10 @@ def _scene(plan: Plan) -> Scene:
 def _headline(plan: Plan) -> str:
     answer = plan.placement
     wanted = sum(need.replicas for need in plan.problem.needs)
-    gpus = sum(len(node.gpus) for node in plan.facility.nodes.values())
-    used = sum(len(member.gpus) for each in answer.placed for member in each.members)
     quality = "nothing better exists" if answer.proven else "better may exist"
     return (
-        f"{len(answer.placed):,} of {counted(wanted, 'replica')} placed on {used:,} of {counted(gpus, 'GPU')} "
+        f"{len(answer.placed):,} of {counted(wanted, 'replica')} placed on {plan.gpus_used:,} of "
+        f"{counted(plan.gpus, 'GPU')} "
         f"in {plan.seconds:.1f} s; {quality}"
     )
 

@@ -47,13 +47,26 @@ class Plan:
         """Where it is placed."""
         return self.problem.facility
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes that are not lost."""
+        return sum(len(node.gpus) for node in self.facility.nodes.values() if node.name not in self.problem.lost)
+
+    @property
+    def gpus_used(self) -> int:
+        """Those that replicas have."""
+        return sum(len(member.gpus) for each in self.placement.placed for member in each.members)
+
 
 def problem_of(facility: Path, deployments: Path) -> tuple[PlacementProblem, Ground]:
     """What two files ask for. Raises StokerError (BAD_FILE) with every line at fault."""
     given, specs = facility_file.read(facility), deployment_file.read_all(deployments)
-    if given.envelopes and not given.nodes:
+    if not given.nodes:
         raise InvalidRequest.field(
-            "FACILITY", f"{facility} lists no nodes, only envelopes; fill it with `stoker plan capacity` first"
+            "FACILITY",
+            f"{facility} lists no nodes to place on; name them under their racks, "
+            'as in `nodes: {"n[1-4]": dgx-h100}` '
+            "(`stoker plan capacity` says how many fit)",
         )
     surface = ground(given)
     counts = {spec.name: spec.replicas for spec in specs}
@@ -126,14 +139,13 @@ def made(problem: PlacementProblem, surface: Ground, search_s: float) -> Plan:
 def value(plan: Plan) -> dict[str, Any]:
     """A plan as `read` takes it; docs/cli.md has the keys."""
     answer, facility = plan.placement, plan.facility
-    used = sum(len(member.gpus) for each in answer.placed for member in each.members)
     return {
         "facility": facility.name,
         "deployments": len(plan.problem.needs),
         "replicas": sum(need.replicas for need in plan.problem.needs),
         "replicas_placed": len(answer.placed),
-        "gpus": sum(len(node.gpus) for node in facility.nodes.values()),
-        "gpus_used": used,
+        "gpus": plan.gpus,
+        "gpus_used": plan.gpus_used,
         "feasible": answer.feasible,
         "proven": answer.proven,
         "seconds": round(plan.seconds, 3),

@@ -117,7 +117,7 @@ def candidates(facility: Facility) -> tuple[str, ...]:
 
 
 def in_words(limit: Limit, what: str) -> str:
-    """Why one more `what` does not go in: "a further dgx-h100 in rack r1 takes power to 20.4 kW of 15 kW"."""
+    """Why one more `what` does not go in: "with one more dgx-h100, rack r1 needs 20.4 kW of power and has 15 kW"."""
     place = f"{limit.scope.value} {limit.at}"
     after = f" after the loss of {limit.lost}" if limit.lost else ""
     need, has = amount(limit.kind, limit.used + limit.each), amount(limit.kind, limit.available)

@@ -117,6 +117,13 @@ class Filling:
         if room.last is None:
             return ()
         now = self._limits(room, room.last)
+        short = self._short
+        if short is not None:
+            # What ended all of it is told as it did: for a whole rack where that is what did not go in.
+            now = [
+                short if (each.kind, each.scope, each.at) == (short.kind, short.scope, short.at) else each
+                for each in now
+            ]
         feed = tightest([limit for limit in now if limit.scope is Scope.FEED])
         places = self._places.get(room.rack.site)
         kept = [limit for limit in now if limit.scope is not Scope.FEED]

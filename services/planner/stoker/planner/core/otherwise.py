@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from stoker.planner.core import placement
+from stoker.planner.core.elevation import Elevation
 from stoker.planner.core.facility.values import Facility, Gpu, Node
 from stoker.planner.core.placement import Conflict, Member, Need, Placed, Placement, PlacementProblem, Score
 from stoker.planner.core.placement.ground import Ground
@@ -39,6 +40,13 @@ def with_nodes(facility: Facility, node_type: str, rack: str, count: int) -> Fac
             links += [replace(link, lower=name) for link in facility.links if link.lower == like.name]
         nodes[name] = Node(name, rack, node_type, gpus, labels=like.labels if like is not None else {})
     return replace(facility, nodes=nodes, links=tuple(links))
+
+
+def room_for(facility: Facility, node_type: str, rack: str) -> int:
+    """How many more nodes of a type find free units in a rack, beside those that stand there."""
+    standing = (node for node in facility.nodes.values() if node.rack == rack)
+    elevation = Elevation(facility.racks[rack], standing, facility.node_types)
+    return elevation.room(facility.node_types[node_type].height_u)
 
 
 def _renamed(scale_up: str, like: Node, rack: str, name: str) -> str:
