@@ -6,7 +6,7 @@ import asyncio
 import math
 import struct
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.api.common.v1 import common_pb2, scaling_pb2
@@ -43,6 +43,13 @@ def histories(draw: st.DrawFn) -> records_pb2.ScalingHistory:
     )
 
 
+def before_year_one() -> records_pb2.ScalingHistory:
+    """Times that no Timestamp may hold, though the wire carries them."""
+    kept = records_pb2.ScalingHistory()
+    kept.wanted.add(replicas=1.0).at.seconds = kept.changed_at.seconds = -62_135_596_801
+    return kept
+
+
 class Keeping(Fleet):
     """A registry that takes no history that it would refuse."""
 
@@ -59,6 +66,7 @@ class Keeping(Fleet):
 
 @settings(max_examples=30, deadline=None)
 @given(histories())
+@example(before_year_one())
 def test_a_scaler_goes_on_from_whatever_it_finds(kept: records_pb2.ScalingHistory) -> None:
     asyncio.run(_goes_on(kept))
 

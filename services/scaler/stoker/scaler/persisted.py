@@ -65,9 +65,13 @@ def restore(record: records_pb2.ScalingHistory, memory: Memory, now: float, wall
             each.correction if each.HasField("correction") else 1.0,
         )
         for each in record.wanted
-        if _possible(each.replicas) and (not each.HasField("correction") or _possible(each.correction))
+        if _possible(each.replicas)
+        and (not each.HasField("correction") or _possible(each.correction))
+        and _possible(seconds(each.at))
     ]
-    changed_at = min(now, now - wall + seconds(record.changed_at)) if record.HasField("changed_at") else None
+    changed = seconds(record.changed_at)
+    known = record.HasField("changed_at") and _possible(changed)
+    changed_at = min(now, now - wall + changed) if known else None
     memory.restore(wanted, changed_at)
     old = unpacked_minutes(record.first_five_minutes, record.five_minutes, _FIVE)
     minutes = [*old, *unpacked_minutes(record.first_minute, record.minutes)]
