@@ -46,7 +46,8 @@ def histories(draw: st.DrawFn) -> records_pb2.ScalingHistory:
 def before_year_one() -> records_pb2.ScalingHistory:
     """Times that no Timestamp may hold, though the wire carries them."""
     kept = records_pb2.ScalingHistory()
-    kept.wanted.add(replicas=1.0).at.seconds = kept.changed_at.seconds = -62_135_596_801
+    for at in (1_699_999_446, -62_135_596_801):
+        kept.wanted.add().at.seconds = at
     return kept
 
 
