@@ -172,6 +172,7 @@ class Story:
             role=rng.choice([Role.BOTH, Role.BOTH, Role.PREFILL]),
             exclude=frozenset(rng.sample(self.names, rng.choice([0, 0, 0, 1, len(self.names) - 1]))),
             session=rng.choice([0, 77]),
+            streamed=rng.choice([True, True, False]),
         )
         draw = rng.getrandbits(32)
         wanted = self.plain.decide(request, self.now, Random(draw))

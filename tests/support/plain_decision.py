@@ -168,9 +168,8 @@ class PlainFleet:
     def dispatch(self, flight: int, request: Request, decision: Decision, now: float) -> None:
         self.speculate(decision.replica, request.keys, now)
         kv = self.config.kv_weight * (request.prompt_tokens + request.output_tokens)
-        held = self.flights[flight] = Flight(
-            self.load(decision.replica), decision.prefill_tokens + self.step(decision.replica), kv
-        )
+        prefill = decision.prefill_tokens + (self.step(decision.replica) if request.streamed else 0.0)
+        held = self.flights[flight] = Flight(self.load(decision.replica), prefill, kv)
         held.load.change(held.prefill + held.kv, now)
 
     def step(self, replica: str) -> float:

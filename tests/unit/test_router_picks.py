@@ -15,7 +15,6 @@ from stoker.common.errors import DeadlineExceeded, Exhausted, InvalidRequest, St
 from stoker.common.tickets import parse
 from stoker.router.config import QueueConfig, TenantsConfig
 from stoker.router.core import LoadLedger, Outcome, TenantLimits
-from stoker.router.core.rates import ASSUMED_RATE
 from stoker.router.flights.tenants import Caller
 from stoker.router.grpc.prompt import of_tokenized
 from stoker.router.picking.calls import PickCalls
@@ -175,8 +174,7 @@ async def test_a_first_token_ends_the_prefill(world: World) -> None:
     before = world.fleet.load.load(home)
     for _ in range(2):
         world.picks.tell(picked.pick_id, Event.FIRST_TOKEN)
-    step = world.fleet.config.step_s * ASSUMED_RATE
-    assert world.fleet.load.load(home) == pytest.approx(before - 640 - step)
+    assert world.fleet.load.load(home) == pytest.approx(before - 640)
 
 
 async def test_a_caller_who_says_nothing_is_given_up_at_the_tickets_end(world: World) -> None:

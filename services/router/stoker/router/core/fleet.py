@@ -147,7 +147,8 @@ class Fleet:
         kv = self.config.kv_weight * (request.prompt_tokens + request.output_tokens)
         prefill, rate = decision.prefill_tokens, self.rates.get(decision.replica, ASSUMED_RATE)
         drains_s = None if request.streamed else prefill / rate
-        step = rate * self.config.step_s
+        # Until the first token, where that will be seen: until the end, told late, it would drive what follows away.
+        step = rate * self.config.step_s if request.streamed else 0.0
         return self.load.dispatch(decision.replica, prefill, kv, now, step=step, drains_s=drains_s)
 
     def overhear(self, told: Dispatched, at: float, now: float) -> None:
