@@ -131,3 +131,15 @@ def test_what_cannot_be_imported_is_told(stoker: Stoker) -> None:
 
 def test_every_format_is_offered() -> None:
     assert {form.value for form in Form} == set(importers.FORMATS)
+
+
+@pytest.mark.parametrize("verb", [["validate", "--whole"], ["apply"], ["what-if", "--facility"]])
+def test_a_mistake_is_told_with_its_line_before_a_file_is_sent(
+    verb: list[str], stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "none"))
+    file = tmp_path / "hall.yaml"
+    file.write_text("# The hall.\n\nname: hall\nsites: {here: {supply_watts: 3}}\n")
+    status, _, err = stoker("plan", *verb, str(file))
+    assert status == 2, err
+    assert f"{file}:4: sites.here.supply_watts: no such setting" in err

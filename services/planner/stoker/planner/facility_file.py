@@ -43,8 +43,12 @@ def parse(text: str, source: str) -> Facility:
 
 
 def whole(path: Path) -> str:
-    """The text of a file with all that it includes, as one file that includes nothing: what a service can be sent."""
+    """The text of a file with all that it includes, as one file that includes nothing: what a service can be sent.
+
+    Raises as `read` does: a service could tell mistakes by the lines of this text alone.
+    """
     node = _with_included(path)
+    _made(node)
     if isinstance(node, yaml.MappingNode):
         node.value = [(key, value) for key, value in node.value if key.value != "include"]
     return str(yaml.serialize(node, Dumper=yaml.SafeDumper, allow_unicode=True, width=118))

@@ -79,7 +79,7 @@ class _Reasons:
 
     @classmethod
     def of(cls, plan: Plan, name: str) -> _Reasons:
-        """Raises NotFound where nothing has that name."""
+        """Raises InvalidRequest where nothing has that name."""
         from stoker.planner.core import holding, otherwise
 
         placed = plan.placement.placed

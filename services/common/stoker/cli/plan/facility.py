@@ -64,11 +64,11 @@ def validate(
     from stoker.planner.core.doubts import doubts
 
     out = Output(output)
-    read = facility_file.read(facility)
     if whole:
         text = facility_file.whole(facility)
         out.result({"text": text}, Verbatim(text.rstrip("\n")))
         return
+    read = facility_file.read(facility)
     counts, doubtful = _counts(read), doubts(read)
     shown = [Text(f"doubtful: {each}", style="yellow") for each in doubtful]
     out.result(counts | {"doubts": doubtful}, f"{facility} is a facility.", _pairs(counts), *shown)

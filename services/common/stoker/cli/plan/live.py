@@ -60,7 +60,6 @@ def apply(
     """
     from stoker.planner import facility_file  # slow to import, as all that reads files
 
-    facility_file.read(facility)
     text = facility_file.whole(facility)
     addresses, out = Addresses.find(registry, planner=planner), Output(output)
     endpoints, tls = addresses.require_registries(), secured(registry)

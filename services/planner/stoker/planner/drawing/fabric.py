@@ -13,7 +13,7 @@ from stoker.planner.core.facility.values import Node, Switch
 from stoker.planner.core.ordering import natural
 from stoker.planner.core.placement.fabric import SwitchDomain, survey
 from stoker.planner.drawing import colours
-from stoker.planner.drawing.parts import Block, box, cells, fitted, flowed
+from stoker.planner.drawing.parts import Block, box, cells, fitted, flowed, unhit
 from stoker.planner.drawing.scene import Scene
 
 NAMED = 200
@@ -55,6 +55,7 @@ class _Drawing:
         self._links: list[str] = []
         self._spots: dict[str, tuple[float, float, float]] = {}
         """Of each switch its left edge, the right edge of its group, and its middle height."""
+        self._tiers = sorted({switch.tier for switch in scene.facility.switches.values()})
         self._narrow = {number for number, domain in enumerate(self._survey.domains) if domain.oversubscribed}
 
     def drawn(self) -> Block:
@@ -136,7 +137,7 @@ class _Drawing:
         ]
         if named:
             said = fitted(node.name, wide - 3, 8)
-            parts.append(svg.text(2, 9, said, size=8).replace("<text ", '<text pointer-events="none" '))
+            parts.append(unhit(svg.text(2, 9, said, size=8)))
         return Block(wide, tall, [*parts, *cells(self._scene, node, (2, head + 2), size, columns)])
 
     # --- switches ---
@@ -150,9 +151,8 @@ class _Drawing:
             upper = self._facility.switches.get(link.upper)
             node = below.get(link.lower)
             if upper is not None and node is not None and upper.name not in below:
-                tiers = sorted({switch.tier for switch in self._facility.switches.values()})
                 below[upper.name] = node
-                found[upper.name] = (self._survey.of[node][tiers.index(upper.tier)], node)
+                found[upper.name] = (self._survey.of[node][self._tiers.index(upper.tier)], node)
         return found
 
     def _tier_of(self, name: str) -> int:
@@ -160,10 +160,9 @@ class _Drawing:
 
     def _tier(self, tier: int, below: Sequence[_Group]) -> list[_Group]:
         """Draws the switches of a tier, each group in the middle of what hangs on it."""
-        tiers = sorted({switch.tier for switch in self._facility.switches.values()})
         members: dict[int, list[Switch]] = defaultdict(list)
         for name, (number, _) in self._homes.items():
-            if self._facility.switches[name].tier == tiers[tier]:
+            if self._facility.switches[name].tier == self._tiers[tier]:
                 members[number].append(self._facility.switches[name])
         spans: dict[int, list[_Group]] = defaultdict(list)
         for group, number in zip(below, self._numbers(tier, below), strict=True):
@@ -180,12 +179,12 @@ class _Drawing:
 
     def _numbers(self, tier: int, below: Sequence[_Group]) -> list[int]:
         """The domain of a tier in which each group below lies."""
-        if tier == 0:
-            index = {id(domain): number for number, domain in enumerate(self._survey.domains)}
-            return [index[id(group.domain)] for group in below]
-        of = {path[tier - 1]: path[tier] for path in self._survey.of.values()}
         index = {id(domain): number for number, domain in enumerate(self._survey.domains)}
-        return [of[index[id(group.domain)]] for group in below]
+        numbers = [index[id(group.domain)] for group in below]
+        if tier == 0:
+            return numbers
+        of = {path[tier - 1]: path[tier] for path in self._survey.of.values()}
+        return [of[number] for number in numbers]
 
     def _draw_group(self, tier: int, group: _Group, number: int, least: float) -> float:
         """Draws switches below each other, in columns where there are too many; returns where it ends."""
@@ -205,8 +204,7 @@ class _Drawing:
                 box(x, y, wide - 3, _SWITCH - 3, "#e4ecf5", stroke="#7d93ab", title=title, more='class="switch"')
             )
             said = fitted(switch.name, wide - 7, 8)
-            label = svg.text(x + 3, y + 10, said, size=8)
-            self._parts.append(label.replace("<text ", '<text pointer-events="none" '))
+            self._parts.append(unhit(svg.text(x + 3, y + 10, said, size=8)))
             self._spots[switch.name] = (x, left + _LEAVES - 3, y + (_SWITCH - 3) / 2)
         end = top + lines * _SWITCH
         self._spots[f"group {number}"] = (left, left + _LEAVES - 3, (top + end - 3) / 2)

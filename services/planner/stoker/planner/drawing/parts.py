@@ -61,6 +61,11 @@ def fitted(said: str, width: float, size: float) -> str:
     return f"{said[: max(0, room - 1 - keep)]}…{said[-keep:]}"
 
 
+def unhit(text: str) -> str:
+    """A text through which a pointer finds the box below it."""
+    return text.replace("<text ", '<text pointer-events="none" ')
+
+
 def width_of(said: str, size: float) -> float:
     """About how wide a text is."""
     return len(said) * size * _PER_CHARACTER
@@ -102,7 +107,7 @@ def cell(scene: Scene, node: Node, gpu: Gpu, at: tuple[float, float], size: tupl
         middle = svg.text(
             x + width / 2, y + height / 2 + 3, number, size=8, anchor="middle", colour=colours.on(colour)
         )
-        drawn += middle.replace("<text ", '<text pointer-events="none" ')
+        drawn += unhit(middle)
     return drawn
 
 

@@ -11,7 +11,7 @@ from stoker.planner.core.elevation import Elevation
 from stoker.planner.core.facility.values import Node, Rack
 from stoker.planner.core.ordering import natural
 from stoker.planner.drawing import colours, feeds
-from stoker.planner.drawing.parts import Block, box, cells, fitted, flowed, stacked
+from stoker.planner.drawing.parts import Block, box, cells, fitted, flowed, stacked, unhit
 from stoker.planner.drawing.scene import Scene
 
 DETAILED = 48
@@ -128,8 +128,7 @@ def _node(scene: Scene, rack: Rack, node: Node, bottom: int, top: float) -> list
 
 
 def _label(x: float, y: float, said: str, width: float, size: float) -> str:
-    text = svg.text(x, y, fitted(said, width, size), size=round(size), colour=colours.INK)
-    return text.replace("<text ", '<text pointer-events="none" ')
+    return unhit(svg.text(x, y, fitted(said, width, size), size=round(size), colour=colours.INK))
 
 
 # --- as tiles ---
