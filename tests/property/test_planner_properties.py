@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.planner import facility_file
+from stoker.planner.core.placement import Member
 from stoker.planner.core.plan import plan
 from stoker.planner.core.units import Watts
-from stoker.planner.core.values import Condition, Deployment, Desired, Member, Node, Wanted, Warming, Wishes
+from stoker.planner.core.values import Condition, Deployment, Desired, Node, Wanted, Warming, Wishes
 from tests.support.facilities import hall
 from tests.support.planner_world import World
 

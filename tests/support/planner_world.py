@@ -10,8 +10,7 @@ from stoker.planner import facility_file
 from stoker.planner.core.facility.values import Facility
 from stoker.planner.core.holding import violations
 from stoker.planner.core.loss import Presence, look
-from stoker.planner.core.placement import Domain, Need, Placed, PlacementProblem
-from stoker.planner.core.placement import Member as PlacedMember
+from stoker.planner.core.placement import Domain, Member, Need, Placed, PlacementProblem
 from stoker.planner.core.placement.ground import Ground, ground
 from stoker.planner.core.plan import plan
 from stoker.planner.core.siting import ground_of, merged_with
@@ -22,7 +21,6 @@ from stoker.planner.core.values import (
     Deployment,
     Desired,
     Limits,
-    Member,
     Node,
     Plan,
     Problem,
@@ -216,8 +214,7 @@ def _check_places(problem: Problem, after: Mapping[str, Assignment]) -> None:
     placed: dict[str, Placed] = {}
     for replica, a in after.items():
         leaves = a.deployment in deployments and _leaves(problem, a, new=replica not in standing)
-        members = tuple(PlacedMember(member.node, member.gpus) for member in a.members)
-        placed[replica] = Placed(replica, f"{a.deployment} leaving" if leaves else a.deployment, members)
+        placed[replica] = Placed(replica, f"{a.deployment} leaving" if leaves else a.deployment, a.members)
     counts = Counter(each.deployment for each in placed.values())
     needs = [
         _need(deployment, counts[f"{name}{tail}"], problem, tail)

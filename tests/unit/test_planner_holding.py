@@ -10,8 +10,9 @@ from prometheus_client import REGISTRY
 
 from stoker.planner import facility_file, metrics, rounds
 from stoker.planner.core import placement
+from stoker.planner.core.placement import Member
 from stoker.planner.core.placement.ground import ground
-from stoker.planner.core.values import Assignment, Deployment, Desired, Limits, Member, Node, Problem, Wanted
+from stoker.planner.core.values import Assignment, Deployment, Desired, Limits, Node, Problem, Wanted
 from stoker.planner.rounds import judged
 from tests.support.facilities import hall
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stoker.planner import facility_file
 from stoker.planner.core.holding import booked, eased, violations
+from stoker.planner.core.placement import Member
 from stoker.planner.core.placement.ground import ground
 from stoker.planner.core.plan import plan
 from stoker.planner.core.siting import merged_with
@@ -16,7 +17,6 @@ from stoker.planner.core.values import (
     Deployment,
     Desired,
     Limits,
-    Member,
     Node,
     Problem,
     Wanted,

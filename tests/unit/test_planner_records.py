@@ -10,10 +10,10 @@ from stoker.api.common.v1 import common_pb2, placement_pb2
 from stoker.api.registry.v1 import records_pb2
 from stoker.control.specs import spec_key
 from stoker.planner.core.loss import Presence
-from stoker.planner.core.placement import Domain
+from stoker.planner.core.placement import Domain, Member
 from stoker.planner.core.retiring import since
 from stoker.planner.core.units import BytesPerSecond, Watts
-from stoker.planner.core.values import Assignment, Condition, Deployment, Member, Node, Wanted, Wishes
+from stoker.planner.core.values import Assignment, Condition, Deployment, Node, Wanted, Wishes
 from stoker.planner.records import assigned_nodes, deployment_of, problem_of, record_of, retirement_times
 from stoker.registry.client import FleetView
 from stoker.registry.core.records import Kind, Name, Record

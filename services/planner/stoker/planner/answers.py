@@ -128,10 +128,7 @@ def explain(problem: Problem, name: str, why: Mapping[str, str]) -> planner_pb2.
             planner_pb2.PlacedReplica(
                 replica_id=a.replica,
                 deployment=a.deployment,
-                members=[
-                    records_pb2.GangMember(rank=rank, node_id=m.node, gpu_indices=m.gpus)
-                    for rank, m in enumerate(a.members)
-                ],
+                members=_members(a.members),
             )
             for a in mine
         ],

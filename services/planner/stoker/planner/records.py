@@ -9,14 +9,13 @@ from stoker.api.common.v1 import common_pb2, placement_pb2
 from stoker.api.registry.v1 import records_pb2
 from stoker.control.specs import spec_key
 from stoker.planner.core.loss import Presence
-from stoker.planner.core.placement import Domain
+from stoker.planner.core.placement import Domain, Member
 from stoker.planner.core.units import BytesPerSecond, Watts
 from stoker.planner.core.values import (
     Assignment,
     Condition,
     Deployment,
     Desired,
-    Member,
     Node,
     Problem,
     Wanted,
@@ -32,11 +31,7 @@ _TO_RECORD = {
 }
 _FROM_RECORD = {value: wanted for wanted, value in _TO_RECORD.items()}
 
-_DOMAINS = {
-    placement_pb2.FailureDomain.Value(f"FAILURE_DOMAIN_{domain.name}"): domain
-    for domain in Domain
-    if f"FAILURE_DOMAIN_{domain.name}" in placement_pb2.FailureDomain.keys()  # noqa: SIM118 - an enum, not a dict
-}
+_DOMAINS = {placement_pb2.FailureDomain.Value(f"FAILURE_DOMAIN_{domain.name}"): domain for domain in Domain}
 _GROUP_SIZE = ("--tensor-parallel-size", "-tp")
 
 

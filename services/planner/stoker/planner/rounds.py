@@ -16,12 +16,13 @@ from stoker.planner.config import PlannerConfig
 from stoker.planner.core import holding, placement, retiring
 from stoker.planner.core.holding import Load, Violation
 from stoker.planner.core.loss import Presence, look
-from stoker.planner.core.placement import Score
+from stoker.planner.core.placement import Member, Score
 from stoker.planner.core.plan import plan
-from stoker.planner.core.values import Limits, Member, Plan, Problem, Unplaced, Wanted
+from stoker.planner.core.values import Limits, Plan, Problem, Unplaced, Wanted
 from stoker.planner.records import assigned_nodes, problem_of, record_of, retirement_times
 from stoker.planner.survey import Survey, Surveyor
 from stoker.registry.client import FleetEvent, FleetView, RegistryClient
+from stoker.registry.core import keys
 
 log = structlog.get_logger(__name__)
 
@@ -184,7 +185,7 @@ class PlannerRound:
 
     def _on_ground(self, view: FleetView, problem: Problem) -> asyncio.Future[Problem]:
         """`problem` with the facility of the same moment."""
-        record, nodes = view.facilities.get("current"), dict(view.nodes)
+        record, nodes = view.facilities.get(keys.CURRENT), dict(view.nodes)
         return asyncio.ensure_future(asyncio.to_thread(lambda: self._surveyor.look(record, nodes).on(problem)))
 
     def _overdue(self, view: FleetView, now: float) -> frozenset[str]:

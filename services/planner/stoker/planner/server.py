@@ -14,8 +14,9 @@ from stoker.common.errors import Conflict, InvalidRequest, Unavailable
 from stoker.planner import answers, sizing_answer
 from stoker.planner.computing import Computing, Task
 from stoker.planner.core.holding import Violation
+from stoker.planner.core.placement import Member
 from stoker.planner.core.placement.ground import Ground
-from stoker.planner.core.values import Member, Problem, Unplaced
+from stoker.planner.core.values import Problem, Unplaced
 from stoker.planner.survey import Survey
 from stoker.registry.core import validation
 

@@ -42,7 +42,7 @@ class FacilityStore:
             except Ambiguous:
                 continue
             if result.succeeded:
-                record.name, record.revision = "current", result.revision
+                record.name, record.revision = keys.CURRENT, result.revision
                 return record if document_zlib else None
         raise txns.contention("the facility")
 
@@ -58,7 +58,7 @@ def _read(existing: KeyValue | None) -> records_pb2.Facility | None:
     if existing is None:
         return None
     record = records_pb2.Facility.FromString(existing.value)
-    record.name, record.revision = "current", existing.mod_revision
+    record.name, record.revision = keys.CURRENT, existing.mod_revision
     return record
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.planner.core.values import Assignment, Deployment, Member, Node
+from stoker.planner.core.values import Assignment, Deployment, Node
 
 
 class Capacity:
     """Free GPUs, slots and rendezvous ports per node, less everything assigned.
 
     An assignment holds its share until it is deleted, also while it drains: its process may still be there.
-    `release` undoes `take`, so that a change can be tried and dropped.
     """
 
     def __init__(self, nodes: Iterable[Node], assignments: Iterable[Assignment]) -> None:
-        self._nodes = {node.id: node for node in nodes}
-        self._gpus = {node.id: set(node.gpus) for node in self._nodes.values()}
-        self._slots = {node.id: 0 if node.gpus else node.cpu_slots for node in self._nodes.values()}
+        self._gpus: dict[str, set[int]] = {}
+        self._slots: dict[str, int] = {}
+        for node in nodes:
+            self._gpus[node.id] = set(node.gpus)
+            self._slots[node.id] = 0 if node.gpus else node.cpu_slots
         self._ports: dict[str, set[int]] = {}
         for assignment in assignments:
             self.take(assignment)
@@ -32,16 +33,6 @@ class Capacity:
         if assignment.rendezvous_port:
             self._ports.setdefault(assignment.members[0].node, set()).add(assignment.rendezvous_port)
 
-    def release(self, assignment: Assignment) -> None:
-        """Gives back what `assignment` uses, as far as its nodes are there and still have it."""
-        for member in assignment.members:
-            node = self._nodes.get(member.node)
-            if node is not None and member.gpus:
-                self._gpus[node.id].update(node.gpus.intersection(member.gpus))
-            elif node is not None:
-                self._slots[node.id] += 1
-        self._ports.get(assignment.members[0].node, set()).discard(assignment.rendezvous_port)
-
     def fits(self, node: Node, deployment: Deployment) -> bool:
         """Whether `node` has room for one member of `deployment` now."""
         if deployment.gpus_per_node:
@@ -51,10 +42,6 @@ class Capacity:
     def free(self, node: Node, deployment: Deployment) -> int:
         """Free units of the kind that `deployment` uses, on `node`: GPUs or slots."""
         return len(self._gpus[node.id]) if deployment.gpus_per_node else max(0, self._slots[node.id])
-
-    def member_on(self, node: Node, deployment: Deployment) -> Member:
-        """The member that `node` would run: the lowest free GPUs, or a slot."""
-        return Member(node.id, tuple(sorted(self._gpus[node.id])[: deployment.gpus_per_node]))
 
     def free_port(self, node_id: str, ports: range) -> int | None:
         """The lowest of `ports` that no gang led by this node uses; None when all are taken."""

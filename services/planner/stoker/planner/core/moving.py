@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from stoker.planner.core import placement, siting
 from stoker.planner.core.ordering import natural
-from stoker.planner.core.placement import Goal, Member, Placed, PlacementProblem, Score
+from stoker.planner.core.placement import Clock, Goal, Member, Placed, PlacementProblem, Score
 from stoker.planner.core.placement.ground import Ground
-from stoker.planner.core.siting import Clock
 from stoker.planner.core.values import Condition, Problem, Wanted
 
 

@@ -1,23 +1,17 @@
-"""Around the search for places: the order of nodes, ports of gangs, and words on why nothing was found."""
+"""Around the search for places: ports of gangs, and words on why nothing was found."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from stoker.planner.core.capacity import Capacity
-from stoker.planner.core.values import Assignment, Deployment, Member, Node
+from stoker.planner.core.placement import Member
+from stoker.planner.core.values import Assignment, Deployment, Node
 
 JUST_BACK = "only just back"
 UNLISTED = "not in the facility"
 """Why a node gets nothing new."""
-_DIGITS = re.compile(r"(\d+)")
-
-
-def in_order(nodes: Iterable[Node]) -> list[Node]:
-    """Nodes in the order in which they are tried: by name, numbers as numbers."""
-    return sorted(nodes, key=lambda node: [int(part) if part.isdigit() else part for part in _DIGITS.split(node.id)])
 
 
 def assignment(

@@ -10,15 +10,15 @@ from itertools import chain, count
 
 from stoker.planner.core import placing, retiring, rollout, siting
 from stoker.planner.core.capacity import Capacity
+from stoker.planner.core.placement import Clock, Member
 from stoker.planner.core.rollout import Runner
-from stoker.planner.core.siting import Clock, Found
+from stoker.planner.core.siting import Found
 from stoker.planner.core.values import (
     Assignment,
     Condition,
     Deployment,
     Desired,
     Limits,
-    Member,
     Plan,
     Problem,
     Unplaced,
@@ -54,7 +54,6 @@ class _Round:
     def __init__(self, problem: Problem, limits: Limits, clock: Clock | None) -> None:
         self._problem = problem
         self._limits, self._clock = limits, clock
-        self._nodes = placing.in_order(problem.nodes)
         self._standing = {assignment.replica: assignment for assignment in problem.assignments}
         self._by_deployment: defaultdict[str, list[Assignment]] = defaultdict(list)
         for assignment in problem.assignments:
@@ -234,7 +233,7 @@ class _Round:
     def _renew_in_place(self, blocked: Sequence[_Remaining], found: Found) -> None:
         firsts = {}
         for deployment, want, running in blocked:
-            able = [r for r in running if r.outdated and not r.displaced and not r.late and not r.lost]
+            able = rollout.renewable(running)
             if able and not self._leaving(deployment) and sum(r.ready for r in running) >= want.replicas:
                 firsts[deployment.name] = min(able, key=lambda runner: rollout.ordinal(runner.id))
         made = self._search(dict.fromkeys(firsts, 1), {first.id for first in firsts.values()})
@@ -280,7 +279,7 @@ class _Round:
     @cached_property
     def _capacity(self) -> Capacity:
         """What each node has left: for words and ports. Built where something is placed, or cannot be."""
-        return Capacity(self._nodes, [a for a in self._problem.assignments if a.replica not in self._deletes])
+        return Capacity(self._problem.nodes, [a for a in self._problem.assignments if a.replica not in self._deletes])
 
     def _place(self, deployment: Deployment, places: Sequence[tuple[Member, ...]], why: str) -> int:
         """Gives `places` to replicas of `deployment`; returns to how many, which is fewer where ports are short."""
@@ -336,7 +335,7 @@ class _Round:
             **dict.fromkeys(self._problem.unlisted, placing.UNLISTED),
             **dict.fromkeys(self._problem.settling, placing.JUST_BACK),
         }
-        reason = placing.why_not(deployment, self._nodes, self._capacity, closed, against)
+        reason = placing.why_not(deployment, self._problem.nodes, self._capacity, closed, against)
         self._unplaced.append(Unplaced(deployment.name, replicas, f"{reason}.{hint}"))
 
     def _replacing(self) -> frozenset[str]:

@@ -128,10 +128,14 @@ def surge(running: Sequence[Runner]) -> int:
     return _Tally.of(running).surge
 
 
+def renewable(running: Sequence[Runner]) -> list[Runner]:
+    """Those that only a new specification moves, and that have all their nodes."""
+    return [runner for runner in running if runner.outdated and not (runner.displaced or runner.lost or runner.late)]
+
+
 def next_outdated(running: Sequence[Runner]) -> list[Runner]:
     """The one that leaves first for a new specification, once its successor serves: its place need not be counted."""
-    able = [runner for runner in running if runner.outdated and not (runner.displaced or runner.lost or runner.late)]
-    return sorted(able, key=lambda runner: (runner.ready, -ordinal(runner.id)))[:1]
+    return sorted(renewable(running), key=lambda runner: (runner.ready, -ordinal(runner.id)))[:1]
 
 
 def leavers(running: Sequence[Runner], want: int, victims: Sequence[str]) -> list[tuple[Runner, str]]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stoker.planner.core import placement
 from stoker.planner.core.facility.observed import ObservedGpu, ObservedNode, facility_of, merged
 from stoker.planner.core.facility.values import Facility
 from stoker.planner.core.ordering import natural
-from stoker.planner.core.placement import Domain, Need, Pair, Placed, PlacementProblem
+from stoker.planner.core.placement import Clock, Domain, Member, Need, Pair, Placed, PlacementProblem
 from stoker.planner.core.placement.ground import Ground, ground
 from stoker.planner.core.units import Bytes, BytesPerSecond
-from stoker.planner.core.values import Assignment, Deployment, Member, Node, Problem, Wanted
+from stoker.planner.core.values import Assignment, Deployment, Node, Problem, Wanted
 
-Clock = Callable[[], float]
-"""Monotonic seconds."""
 _LEAVING = " (leaving)"
 """Behind a deployment's name: its replicas that hold GPUs, power and cables, and are not counted as its own."""
 
@@ -85,7 +83,7 @@ def search(
         made = placement.place(asked, time_limit_s=search_s, ground=surface, clock=clock)
     places: defaultdict[str, list[tuple[Member, ...]]] = defaultdict(list)
     for each in sorted((p for p in made.placed if p.replica in made.fresh), key=lambda p: natural(p.replica)):
-        places[each.deployment].append(tuple(Member(member.node, member.gpus) for member in each.members))
+        places[each.deployment].append(each.members)
     return Found(places, {each.deployment: each.words for each in made.unplaced})
 
 
@@ -111,8 +109,7 @@ def placement_problem(
         else:
             leavers.add(name)
             name += _LEAVING
-        members = tuple(placement.Member(member.node, member.gpus) for member in assignment.members)
-        placed.append(Placed(assignment.replica, name, members))
+        placed.append(Placed(assignment.replica, name, assignment.members))
     counts = {d.name: staying[d.name] + wanted.get(d.name, 0) for d in problem.deployments}
     closed = frozenset(shut | absent)
     spread = default_spread(surface, closed) if problem.applied else frozenset()

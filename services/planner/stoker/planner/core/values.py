@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from stoker.planner.core.placement.ground import Ground
-from stoker.planner.core.placement.values import Domain
+from stoker.planner.core.placement.values import Domain, Member
 from stoker.planner.core.units import NO_RATE, BytesPerSecond, Watts
 
 
@@ -83,14 +83,6 @@ class Deployment:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One node of a gang; its rank is its place in the assignment."""
-
-    node: str
-    gpus: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Warming:
     """A prompt prefix, by the key of its last block, that another replica shall compute: so many tokens there."""
 
@@ -101,7 +93,7 @@ class Warming:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A replica and the nodes that run it, the leader first.
+    """A replica and the nodes that run it by rank, the leader first.
 
     `warmings` are for one that is told to retire, best first; not known of one that stands.
     """

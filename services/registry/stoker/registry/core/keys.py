@@ -7,6 +7,8 @@ from enum import Enum
 
 PREFIX = "/stoker/v1/"
 """Everything Stoker keeps; the version changes when readers of the old form could not go on."""
+CURRENT = "current"
+"""Name of the one facility."""
 
 
 class Space(Enum):
@@ -79,7 +81,7 @@ def scaling(name: str) -> str:
 
 def facility() -> str:
     """Where the facility is, as an operator wrote it."""
-    return str(Key(Space.FACILITY, "current"))
+    return str(Key(Space.FACILITY, CURRENT))
 
 
 def parse(key: str) -> Key | None:

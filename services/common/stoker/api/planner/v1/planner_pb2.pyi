@@ -426,7 +426,7 @@ class GoalScore(Message):
     VALUE_FIELD_NUMBER: int
     BOUND_FIELD_NUMBER: int
     goal: str
-    """The goal: shortfall, oversubscribed, adjacency, rails, regions, spread, stranded, cost, moves."""
+    """The goal: shortfall, locality, oversubscribed, adjacency, rails, regions, spread, stranded, cost, moves."""
     value: float
     """How far from it; docs/placement.md has the units."""
     bound: float

@@ -2,6 +2,7 @@
 
 from stoker.planner.core.placement.placing import greedy, place, scores
 from stoker.planner.core.placement.values import (
+    Clock,
     Conflict,
     Domain,
     Goal,
@@ -16,6 +17,7 @@ from stoker.planner.core.placement.values import (
 )
 
 __all__ = [
+    "Clock",
     "Conflict",
     "Domain",
     "Goal",

@@ -57,7 +57,7 @@ def _conflicts(search: Greedy, need: Need) -> Iterator[tuple[Conflict, str]]:
     if verdicts[None] < need.members:
         yield from _too_few(state, need, verdicts)
         return
-    if search.find_without("", need) is not None:
+    if search.find(need) is not None:
         yield _share(state, need)
         return
     found = False

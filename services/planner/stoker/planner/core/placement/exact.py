@@ -7,7 +7,7 @@ switch domain, those first where the most is wrong.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.planner.core.placement.cells import Shelf
@@ -18,7 +18,7 @@ from stoker.planner.core.placement.objectives import objectives
 from stoker.planner.core.placement.prune import prune, sound
 from stoker.planner.core.placement.realize import realize
 from stoker.planner.core.placement.state import State
-from stoker.planner.core.placement.values import Goal, Placed
+from stoker.planner.core.placement.values import Clock, Goal, Placed
 from stoker.planner.core.placement.worth import stays, uplink_flows, worth
 
 WHOLE = 12_000
@@ -29,7 +29,6 @@ _CELLS = 32
 _PART_S, _LEAST_S, _SHARE = 3.0, 0.5, 0.6
 _VARIABLE_S, _NODE_S = 60e-6, 300e-6
 """Seconds that writing a model down and reading it off take, about: what is counted where there is no clock."""
-Clock = Callable[[], float]
 
 
 class Budget:

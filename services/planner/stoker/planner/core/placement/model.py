@@ -57,6 +57,11 @@ class Model:
         self.of = {node: cell.number for cell in self.cells for node in cell.nodes}
         self.wanted = Counter(placed.deployment for placed in loose) + missing
         self.needs = [need for need in base.problem.needs if self.wanted[need.deployment]]
+        own = {cell.number for cell in self.cells}
+        self._fitting = {
+            need.deployment: {cell.number: cell for cell in self.shelf.fitting(need) if cell.number in own}
+            for need in self.needs
+        }
         self.counts: dict[tuple[str, int], Expression] = {}
         self.gangs: dict[str, list[dict[int, Expression]]] = {}
         self.there: dict[str, list[Expression]] = {}
@@ -80,17 +85,12 @@ class Model:
 
     # --- variables ---
 
-    def _fitting(self, need: Need) -> list[Cell]:
-        own = {cell.number for cell in self.cells}
-        return [cell for cell in self.shelf.fitting(need) if cell.number in own]
-
     def _add_need(self, need: Need) -> None:
         name, wanted = need.deployment, self.wanted[need.deployment]
         if need.members == 1:
-            fitting = self._fitting(need)
-            for cell in fitting:
-                self.counts[name, cell.number] = self.cp.new_int_var(0, wanted, "")
-            total = sum(self.counts[name, cell.number] for cell in fitting)
+            for number in self._fitting[name]:
+                self.counts[name, number] = self.cp.new_int_var(0, wanted, "")
+            total = sum(self.counts[name, number] for number in self._fitting[name])
             self.placed[name] = self.cp.new_int_var(0, wanted, "")
             self.cp.add(self.placed[name] == total)
             return
@@ -106,7 +106,7 @@ class Model:
         there = self.cp.new_bool_var("")
         members = {
             cell.number: self.cp.new_int_var(0, min(need.members, len(cell.nodes)), "")
-            for cell in self._fitting(need)
+            for cell in self._fitting[need.deployment].values()
             if block(need) == 1 or cell.scale_up
         }
         self.cp.add(sum(members.values()) == need.members * there)
@@ -159,7 +159,7 @@ class Model:
 
     def _pack(self) -> None:
         for cell in self.cells:
-            fitting = [need for need in self.needs if cell in self._fitting(need)]
+            fitting = [need for need in self.needs if cell.number in self._fitting[need.deployment]]
             shapes = tuple(sorted({shape_of(need) for need in fitting}))
             per_shape: defaultdict[Shape, list[Expression]] = defaultdict(list)
             layout = self.base.ground.layouts[cell.nodes[0]]

@@ -139,8 +139,7 @@ def _worst(model: Model) -> Expression:
     worst: list[Expression] = []
     racks = list(model.by_place(Domain.RACK.value))
     for need in model.needs:
-        touched = model.base.touched[need.deployment]
-        held = max((n for (kind, _), n in touched.items() if kind == Domain.RACK.value), default=0)
+        touched, held = model.base.touched[need.deployment], model.base.worst[need.deployment]
         most = model.cp.new_int_var(held, max(held, need.replicas), "")
         # Implied by the rest, and what a relaxation does not see by itself.
         everywhere = model.base.counts[need.deployment] + model.placed[need.deployment]
@@ -262,12 +261,12 @@ def _moves(model: Model) -> Expression:
     movable = model.base.problem.movable
     moved: list[Expression] = []
     for need in model.needs:
-        own = [p for p in model.loose if p.deployment == need.deployment and p.replica in movable]
+        own = {p.replica for p in model.loose if p.deployment == need.deployment and p.replica in movable}
         if need.members > 1 or not own:
             continue
         by_cell: dict[int, int] = {}
         for placed in model.base.problem.standing:
-            if placed.replica in {p.replica for p in own} and placed.members[0].node in model.of:
+            if placed.replica in own and placed.members[0].node in model.of:
                 number = model.of[placed.members[0].node]
                 by_cell[number] = by_cell.get(number, 0) + 1
         for number, stood in by_cell.items():

@@ -85,14 +85,12 @@ def stack(shapes: Counter[Shape], nodes: int, room: int) -> list[tuple[Shape, ..
     return [tuple(own) for own in filled]
 
 
-def settle(
-    layout: Layout, free: int, shape: Shape, rails: tuple[int, ...] = ()
-) -> tuple[tuple[int, ...], int] | None:
+def settle(layout: Layout, free: int, shape: Shape) -> tuple[tuple[int, ...], int] | None:
     """As `gpus.choose`, for a member or a slot; the badness is what a free node would have spared."""
     gpus, group = shape
     if not gpus:
         return (((free & -free).bit_length() - 1,), 0) if free else None
-    found = choose(layout, free, gpus, group, rails)
+    found = choose(layout, free, gpus, group)
     if found is None:
         return None
     best = choose(layout, (1 << len(layout)) - 1, gpus, group)

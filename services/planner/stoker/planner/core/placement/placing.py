@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stoker.planner.core.ordering import natural
@@ -13,7 +13,7 @@ from stoker.planner.core.placement.greedy import filled
 from stoker.planner.core.placement.ground import Ground
 from stoker.planner.core.placement.ground import ground as survey
 from stoker.planner.core.placement.state import State
-from stoker.planner.core.placement.values import Goal, Placed, Placement, PlacementProblem, Score
+from stoker.planner.core.placement.values import Clock, Goal, Placed, Placement, PlacementProblem, Score
 from stoker.planner.core.placement.worth import worth
 
 
@@ -32,32 +32,24 @@ def place(
     *,
     time_limit_s: float = 30.0,
     seed: int = 0,
-    improve: bool = True,
     ground: Ground | None = None,
-    clock: Callable[[], float] | None = None,
+    clock: Clock | None = None,
 ) -> Placement:
     """The greedy placement, improved for at most `time_limit_s` seconds of two cores.
 
-    Same problem and seed, same placement, as long as the limit is not what ends the search. With `improve` False it
-    is `greedy` alone. What stands is not moved (see `PlacementProblem`).
+    Same problem and seed, same placement, as long as the limit is not what ends the search. What stands is not
+    moved (see `PlacementProblem`).
 
     `clock` gives monotonic seconds, for who needs the limit kept to the second on a large facility. Without it only
     the solver's time is measured, and the rest is estimated.
     """
     state = filled(ground or survey(problem.facility), problem)
-    bounds: dict[Goal, float] = {}
-    eased = _eased(state)
-    if improve:
-        # What a first look leaves without a place, a search may find one for.
-        state, bounds = improved(state, time_limit_s / 2 if eased else time_limit_s, seed, clock)
-        eased = _eased(state)
-    if eased:
-        state, bounds = filled(state.ground, eased), {}
-        if improve:
-            state, bounds = improved(state, time_limit_s / 2, seed, clock)
-    if improve:
-        for goal, floor in floors(state).items():
-            bounds[goal] = max(floor, bounds.get(goal, 0.0))
+    # What a first look leaves without a place, a search may find one for.
+    state, bounds = improved(state, time_limit_s / 2 if _eased(state) else time_limit_s, seed, clock)
+    if eased := _eased(state):
+        state, bounds = improved(filled(state.ground, eased), time_limit_s / 2, seed, clock)
+    for goal, floor in floors(state).items():
+        bounds[goal] = max(floor, bounds.get(goal, 0.0))
     return _told(state, bounds)
 
 

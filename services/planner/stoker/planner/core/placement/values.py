@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from stoker.planner.core.facility.values import Facility
 from stoker.planner.core.units import NO_RATE, BytesPerSecond, Watts
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
 
 
 class Domain(Enum):

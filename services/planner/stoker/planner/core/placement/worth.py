@@ -10,8 +10,6 @@ from stoker.planner.core.placement.gpus import badness, choose
 from stoker.planner.core.placement.state import State
 from stoker.planner.core.placement.values import Domain, Goal, Need, Placed
 
-RACK = "rack"
-
 
 def worth(state: State) -> dict[Goal, float]:
     """The value of each goal, in the order of the goals. Moves are counted against what stood."""
@@ -27,7 +25,9 @@ def worth(state: State) -> dict[Goal, float]:
         Goal.RAILS: sum(off_rail(state, placed) for placed in state.placed.values()),
         Goal.REGIONS: sum(region_excess(state, need) for need in state.problem.needs),
         Goal.SPREAD: sum(
-            max((n for (kind, _), n in state.touched[need.deployment].items() if kind == RACK), default=0)
+            max(
+                (n for (kind, _), n in state.touched[need.deployment].items() if kind == Domain.RACK.value), default=0
+            )
             for need in state.problem.needs
         ),
         Goal.STRANDED: float(stranded(state)),
