@@ -141,6 +141,7 @@ gpu_types:
 node_types:
   desk: {gpu: rtx-4090, gpus: 2, height_u: 4, weight_kg: 30, max_kw: 1.5, cost_per_hour: 1}
   pairs: {like: hgx-h100, height_u: 4, scale_up: [[0, 1], [2, 3], [4, 5], [6, 7]]}
+  front: {height_u: 1, weight_kg: 15, max_kw: 0.5}
   small: {like: hgx-h100, gpus: 4, numa: [0, 0, 1, 1], pcie_roots: [0, 1, 2, 3], cost_per_hour: 8}
 sites: {s: {racks: {r1: {nodes: {"n[1-2]": desk, n3: pairs}}, r2: {nodes: {n4: small}}}}}
 """
@@ -168,6 +169,12 @@ def test_nvlink_reaches_as_far_as_it_stands_in_the_facility(
     # Of a GPU's hosts those that stand there, not the catalogue's.
     pools = as_json(capsys, "--model", MODEL, "--gpu", "h100-sxm", *own, *ISSUED)["best"]["pools"]
     assert {pool["node"] for pool in pools} <= {"pairs", "small"}
+
+
+def test_hosts_without_gpus_are_not_offered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(OWN)
+    _, _, err = run(capsys, "--model", MODEL, "--gpu", "front", "--facility", str(tmp_path / "own.yaml"), *ISSUED)
+    assert "there are a100-sxm-80gb, b200-sxm" in " ".join(err.split())
 
 
 def test_a_load_of_nearly_nothing_is_not_simulated_for_years(capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,7 +113,7 @@ def test_a_size_has_its_pools_memory_and_what_binds() -> None:
         ({"model_config": bytes(2**20 + 1)}, "model_config"),
         ({"model_config": b"{}"}, "model_config"),
         ({"gpus": []}, "gpus"),
-        ({"gpus": ["h100-sxmm"]}, "h100"),
+        ({"gpus": ["h100-sxmm"]}, "^gpus: .* did you mean h100-sxm"),
         ({"requests_per_s": 0.0}, "requests_per_s"),
         ({"ttft_s": math.nan}, "ttft_s"),
         ({"cached_share": 1.0}, "cached_share"),

@@ -11,21 +11,21 @@ from stoker.planner.core.facility.values import Facility, NodeType
 from stoker.planner.core.sizing.machine import Machine
 
 
-def machine_of(facility: Facility, name: str) -> Machine:
+def machine_of(facility: Facility, name: str, field: str = "--gpu") -> Machine:
     """The machine of a node type, or of the largest node type that has such a GPU: of those that stand in the
     facility, where any does, and of several, of one that is named after it.
 
-    Raises InvalidRequest naming what there is.
+    Raises InvalidRequest naming what there is, and `field` as what is wrong.
     """
     types = facility.node_types
     if name in types and types[name].gpu:
         return _machine(facility, types[name])
     hosts = [each for each in types.values() if each.gpu == name]
     if not hosts:
-        known = sorted({each.gpu for each in types.values()} | {n for n, each in types.items() if each.gpu} - {""})
+        known = sorted({each for name, host in types.items() if host.gpu for each in (name, host.gpu)})
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise InvalidRequest.field("--gpu", f"no GPU or node type {name!r}; {hint}there are {', '.join(known)}")
+        raise InvalidRequest.field(field, f"no GPU or node type {name!r}; {hint}there are {', '.join(known)}")
     there = {node.type for node in facility.nodes.values()}
     hosts = [host for host in hosts if host.name in there] or hosts
     return _machine(facility, min(hosts, key=lambda host: (-host.gpus, not host.name.startswith(name), host.name)))

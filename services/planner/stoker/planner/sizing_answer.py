@@ -40,7 +40,7 @@ def size(request: planner_pb2.SizeRequest) -> planner_pb2.SizeResponse:
     known = catalogue.load()
     answer = search.Sizing(
         model,
-        tuple(machines.machine_of(known, name) for name in dict.fromkeys(request.gpus)),
+        tuple(machines.machine_of(known, name, "gpus") for name in dict.fromkeys(request.gpus)),
         Workload(request.requests_per_s, request.input_tokens, request.output_tokens, hit_rate=request.cached_share),
         Slo(request.ttft_s or 1.0, request.itl_s or None, request.attainment or 0.95),
         search.Limits(request.most_gpus or _GPUS),
