@@ -88,6 +88,9 @@ def test_the_catalogue_by_a_word(stoker: Stoker) -> None:
     assert [row["rack_type"] for row in value["rack_types"]] == ["gb200-nvl72"]
     assert value["gpu_types"] == []
     assert all(row["source"] and row["source_date"] for row in value["node_types"])
+    tray, rack = value["node_types"][0], value["rack_types"][0]
+    assert tray["source_of"]["weight_kg"]["source"].startswith("Estimate")
+    assert rack["source_of"]["height_u"]["source"] != rack["source"]
     status, _, err = stoker("plan", "catalogue", "abacus")
     assert (status, "no type has 'abacus' in its name" in err) == (1, True)
 

@@ -23,7 +23,7 @@ from stoker.common.errors import InvalidRequest, NotFound
 if TYPE_CHECKING:
     from stoker.planner.core.facility.observed import ObservedNode
     from stoker.planner.core.facility.values import Facility
-    from stoker.planner.facility_schema import NodeTypeEntry, RackTypeEntry, Source
+    from stoker.planner.facility_schema import Published, RackTypeEntry, Source
     from stoker.planner.importers.nvidia_topo import Matrix
 
 FacilityArgument = Annotated[
@@ -98,7 +98,7 @@ def catalogue(
             "tflops": {kind: rate / 1e12 for kind, rate in gpu.flops.items()},
             "scale_up_gb_per_s": gpu.scale_up_bandwidth / 1e9,
             "max_w": gpu.max_power,
-            **_source(file.gpu_types[name].source, file.sources),
+            **_published(file.gpu_types[name], file.sources),
         }
         for name, gpu in known.gpu_types.items()
         if only in name
@@ -113,7 +113,7 @@ def catalogue(
             "max_kw": node.max_power / 1e3,
             "fabric_ports": node.fabric_ports,
             "port_gbit_per_s": node.port_rate * 8 / 1e9,
-            **_source(_entry(file.node_types, name).source, file.sources),
+            **_published(file.node_types[name], file.sources),
         }
         for name, node in known.node_types.items()
         if only in name
@@ -124,7 +124,7 @@ def catalogue(
             "nodes": dict(rack.nodes),
             "height_u": rack.height_u,
             "base_kw": rack.base_power / 1e3,
-            **_source(_entry(file.rack_types, name).source, file.sources),
+            **_published(file.rack_types[name], file.sources),
         }
         for name, rack in known.rack_types.items()
         if only in name
@@ -132,7 +132,8 @@ def catalogue(
     value = {"gpu_types": gpus, "node_types": nodes, "rack_types": racks}
     if not (gpus or nodes or racks):
         raise NotFound(f"no type has {only!r} in its name; `stoker plan catalogue` shows all")
-    out.result(value, *(_table(rows) for rows in (gpus, nodes, racks) if rows))
+    shown = [[{key: row[key] for key in row if key != "source_of"} for row in rows] for rows in value.values()]
+    out.result(value, *(_table(rows) for rows in shown if rows))
 
 
 def import_(
@@ -251,9 +252,10 @@ def _counts(facility: Facility) -> dict[str, Any]:
     }
 
 
-def _entry(entries: Mapping[str, Any], name: str) -> NodeTypeEntry | RackTypeEntry:
-    found: NodeTypeEntry | RackTypeEntry = entries[name]
-    return found
+def _published(entry: Published | RackTypeEntry, sources: Mapping[str, Source]) -> dict[str, Any]:
+    """Where its figures come from, and by name those that come from elsewhere."""
+    others = {figure: _source(key, sources) for figure, key in entry.source_of.items()}
+    return {**_source(entry.source, sources), "source_of": others}
 
 
 def _source(key: str, sources: Mapping[str, Source]) -> dict[str, str | None]:
