@@ -18,7 +18,6 @@ from stoker.planner.facility_schema import (
     NodeEntry,
     NodeTypeEntry,
     RackEntry,
-    RackSettings,
     RackTypeEntry,
 )
 
@@ -123,7 +122,7 @@ class Types:
             self.known_node_type(entry.fill, f"{path}.fill")
         nodes: dict[str, int] = {}
         for pattern, node in entry.nodes.items():
-            kind = node if isinstance(node, str) else node.type
+            kind = node_entry(node).type
             try:
                 count = len(expand(pattern.replace("$", ""), _MOST_IN_A_RACK))
             except BadRange as error:
@@ -172,11 +171,6 @@ def hint(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {near[0]}?"
     return f"known: {', '.join(names[:20])}" if names else "there is none yet"
-
-
-def rack_cooling(entry: RackSettings) -> Watts | None:
-    """In watts, None where nobody said."""
-    return None if entry.cooling_kw is None else watts(entry.cooling_kw)
 
 
 def _gpu(name: str, entry: GpuTypeEntry) -> GpuType:

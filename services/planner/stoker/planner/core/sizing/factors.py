@@ -16,8 +16,7 @@ SAMPLING_BYTES_PER_LOGIT = 36.0
 """Of the sampler's trial run, for each of `max_num_seqs` times the vocabulary; the published logs say 26 to 41."""
 GRAPH_BYTES_PER_LAYER = 20e6
 """Of CUDA graphs: 14 MB (github.com/vllm-project/vllm, pull request 11349, 2024-12) to 21 MB (issue 20783, 2025-07).
-vLLM itself counts them only if it is told to; here they are
-taken from its share, so that nothing runs short."""
+vLLM itself counts them only if it is told to; here they are taken from its share, so that nothing runs short."""
 CONTEXT_BYTES = 0.5e9
 """CUDA context and libraries, beyond PyTorch: 0.2 to 0.6 GB on one GPU."""
 COMMUNICATOR_BYTES = 1.5e9

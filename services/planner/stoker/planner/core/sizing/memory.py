@@ -85,17 +85,21 @@ class Memory:
 
 def memory(model: Model, layout: Layout, gpu: GpuType, engine: Engine, lengths: Sequence[int] = ()) -> Memory:
     """How a GPU's memory is used, with the number of sequences of each of `lengths` that fit at once."""
+    parts = stages(model, layout)
     each = [
         _stage(model, layout, gpu, engine, held, runs)
-        for held, runs in zip(weights(model, layout), stages(model, layout), strict=True)
+        for held, runs in zip(weights(model, layout), parts, strict=True)
     ]
     # Every stage keeps a part of every sequence: the one that has room for the fewest tokens decides.
     least = min(each, key=lambda stage: (stage.tokens, stage.kv))
     fitting = {
-        length: layout.dp * min(_sequences(model, layout, engine, stage.kv, runs, length)
-                                for stage, runs in zip(each, stages(model, layout), strict=True))
+        length: layout.dp
+        * min(
+            max(0.0, stage.kv) / sequence_bytes(model, layout, engine, length, runs)
+            for stage, runs in zip(each, parts, strict=True)
+        )
         for length in lengths
-    }  # fmt: skip
+    }
     return replace(least, tokens=layout.dp * least.tokens, sequences=fitting)
 
 
@@ -119,12 +123,6 @@ def sequence_bytes(model: Model, layout: Layout, engine: Engine, tokens: float, 
                 count = math.ceil(run.count / group) * group
         total += count * kept * kv_bytes(model, run, layout)
     return total
-
-
-def _sequences(
-    model: Model, layout: Layout, engine: Engine, room: float, runs: Sequence[Layers], length: int
-) -> float:
-    return max(0.0, room) / sequence_bytes(model, layout, engine, length, runs)
 
 
 def _stage(

@@ -54,9 +54,7 @@ class Formats:
 
     plain: Format
     quantized: Mapping[str, Format]
-    method: str = ""
     kv_fp8: bool = False
-    notes: tuple[str, ...] = ()
 
     def of(self, module: str) -> Format:
         """Of a kind of module: self_attn, mlp, mlp.experts, mlp.shared_experts or lm_head."""
@@ -85,13 +83,13 @@ def formats_of(config: Mapping[str, Any], outer: Mapping[str, Any], wrong: Wrong
     method = str(said.get("quant_method") or said.get("quant_algo") or "")[:40].lower().replace("_", "-")
     found = _format(method, said, lambda name, what: wrong(f"{key}.{name}", what))
     if found is None:
-        return Formats(plain, {}, method)
+        return Formats(plain, {})
     ignored = _ignored(said)
     modules = ("mlp.experts",) if method == "mxfp4" else _MODULES
     quantized = {module: found for module in modules if not any(_matches(each, module) for each in ignored)}
     if _whole_model(said):
         quantized["lm_head"] = found
-    return Formats(plain, quantized, method, _cache_is_fp8(said))
+    return Formats(plain, quantized, _cache_is_fp8(said))
 
 
 def _format(method: str, said: Mapping[str, Any], wrong: Wrong) -> Format | None:

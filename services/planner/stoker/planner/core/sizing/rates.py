@@ -134,8 +134,8 @@ class Rates:
         return self.layout.queues * prompt / self.prefill_s(prompt, 0.0, chunk)
 
     def traffic(self, tokens_per_s: float) -> float:
-        """Bytes a second that one rank sends to others of its replica for so many tokens a second, prefill and decode
-        alike, summed over the replica's data-parallel ranks."""
+        """Bytes a second that one rank sends to others of its replica, for so many tokens a second of all its
+        data-parallel ranks together, prefill and decode alike."""
         rate = 0.0
         width = self.model.width * 2.0
         for run in self._runs:

@@ -193,7 +193,7 @@ def model_of(config: Mapping[str, Any], *, name: str, kv_dtype: str = "auto", st
         position_embeddings=context if gpt2 else 0,
         stored=stored,
     )
-    return replace(model, notes=(*notes, *formats.notes, *_disagreement(model)))
+    return replace(model, notes=(*notes, *_disagreement(model)))
 
 
 def _disagreement(model: Model) -> list[str]:

@@ -33,7 +33,6 @@ class Limits:
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
-    expert_parallel: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -164,10 +163,6 @@ class Answer:
     """`best` is None where nothing keeps the SLO; the candidates say why. `frontier` are the plans that no other
     beats in GPUs, both times and tokens per joule."""
 
-    model: Model
-    workload: Workload
-    slo: Slo
-    objective: Objective
     candidates: tuple[Candidate, ...]
     frontier: tuple[Plan, ...]
     best: Plan | None
@@ -205,15 +200,7 @@ class Sizing:
                 plans.append(Plan(tuple(pool for pool in apart if pool), self.workload))
         frontier = tuple(sorted(_undominated(plans), key=self._order))
         best = min(plans, key=self._order, default=None)
-        return Answer(
-            self.model,
-            self.workload,
-            self.slo,
-            self.objective,
-            tuple(candidates),
-            frontier,
-            self._with_errors(best) if best else None,
-        )
+        return Answer(tuple(candidates), frontier, self._with_errors(best) if best else None)
 
     def serving(self, machine: Machine, layout: Layout, role: Role, correction: Correction) -> Serving:
         """Replicas of a role in a layout on a machine, however many."""
@@ -317,11 +304,9 @@ def layouts(model: Model, machine: Machine, limits: Limits) -> Iterator[Layout]:
         for pp in _powers(min(8, limits.gpus)) if limits.pp is None else [limits.pp]:
             for dp in _powers(limits.gpus if experts else 1) if limits.dp is None else [limits.dp]:
                 for expert_parallel in (False, True) if experts and tp * dp > 1 else (False,):
-                    if limits.expert_parallel is not None and expert_parallel != limits.expert_parallel:
-                        continue
                     layout = Layout(tp, pp, dp, expert_parallel)
                     # Experts that are cut by width over data-parallel ranks talk more than whole ones, for nothing.
-                    wasteful = dp > 1 and not expert_parallel and limits.expert_parallel is None
+                    wasteful = dp > 1 and not expert_parallel
                     if layout.gpus <= limits.gpus and not wasteful and _whole_nodes(layout, machine):
                         yield layout
 

@@ -53,10 +53,8 @@ class State:
     """Of a rank's time."""
     sequences: float
     """That run on one rank at once, on average."""
-    most_sequences: float
-    """The same at the SLO's percentile."""
     fits: bool
-    """Whether as many have room in the KV cache and in the batch."""
+    """Whether as many as run at the SLO's percentile have room in the KV cache and in the batch."""
 
     @property
     def late(self) -> float:
@@ -124,7 +122,7 @@ class Serving:
         share = self._offered / queues
         sequences = self._sequences(queues, share)
         if replicas < 1 or share >= 1.0 or sequences is None:
-            return State(replicas, math.inf, math.inf, 1.0, 1.0, share, math.inf, math.inf, fits=False)
+            return State(replicas, math.inf, math.inf, 1.0, 1.0, share, math.inf, fits=False)
         step_s = self._step(sequences) if self._tokens else 0.0
         itl_s, deviation, common_s = self._itl(queues, share, sequences, step_s)
         late_itl = 0.0
@@ -143,7 +141,6 @@ class Serving:
             late_itl,
             share,
             sequences,
-            most,
             most <= self.room,
         )
 
