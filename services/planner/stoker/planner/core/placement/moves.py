@@ -1,6 +1,7 @@
 """What would have to move, and in which order: replacements, drains, and proposals against fragmentation.
 
-Nothing here decides: whoever asks gets steps, and may take them one by one.
+Nothing here decides: whoever asks gets steps, and may take them one by one. The planner does not ask: its rounds
+replace and drain (`core/plan.py`), and `core/moving.py` proposes its moves.
 """
 
 from __future__ import annotations
