@@ -16,12 +16,13 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
-from stoker.cli import doctor, main
+from stoker.cli import doctor
 from stoker.cli.addresses import Addresses
 from stoker.cli.fleet import Fleet, Registries, wait_settled
 from stoker.cli.placement import Unplaced
 from stoker.common.errors import StokerError
 from stoker.registry.client import RegistryClient
+from tests.support.command import run
 from tests.unit.test_bench_recordings import records, written
 
 
@@ -33,14 +34,6 @@ def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name, raising=False)
     with capture_logs():
         yield
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["stoker", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
 
 
 VERBS = (

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stoker.cli import main
+from tests.support.command import answer, run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "facilities"
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["stoker", "plan", "capacity", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
-def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert run(monkeypatch, *arguments, "-o", "json") == 0
-    value: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return value
 
 
 @pytest.mark.parametrize(
@@ -41,12 +25,12 @@ def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 def test_the_examples(
     example: str, told: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    value = answer(monkeypatch, capsys, str(EXAMPLES / f"{example}.yaml"))
+    value = answer(monkeypatch, capsys, "plan", "capacity", str(EXAMPLES / f"{example}.yaml"))
     assert {key: value[key] for key in told} == told
 
 
 def test_the_keys_stay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    value = answer(monkeypatch, capsys, str(EXAMPLES / "dgx-rack.yaml"))
+    value = answer(monkeypatch, capsys, "plan", "capacity", str(EXAMPLES / "dgx-rack.yaml"))
     row = {
         *("fill", "racks", "rack_kw_total", "nodes", "nodes_added", "gpus", "gpu_memory_gb", "nodes_per_rack"),
         *("gpus_per_rack", "u_used", "binding", "binding_scope", "binding_at", "why", "cost_per_hour"),
@@ -60,7 +44,7 @@ def test_the_keys_stay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 
 def test_all_types_are_told_side_by_side(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    value = answer(monkeypatch, capsys, str(EXAMPLES / "nvl72-2mw.yaml"))
+    value = answer(monkeypatch, capsys, "plan", "capacity", str(EXAMPLES / "nvl72-2mw.yaml"))
     rows = {row["fill"]: row for row in value["what_if"]}
     assert {"dgx-h100", "hgx-h200", "dgx-b200", "gb200-nvl72", "mi300x-8"} <= rows.keys()
     assert rows["gb200-nvl72"]["gpus"] == value["gpus"]
@@ -68,13 +52,13 @@ def test_all_types_are_told_side_by_side(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_filled_with_something_else(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    value = answer(monkeypatch, capsys, str(EXAMPLES / "rack-15kw.yaml"), "--fill", "dgx-h100")
+    value = answer(monkeypatch, capsys, "plan", "capacity", str(EXAMPLES / "rack-15kw.yaml"), "--fill", "dgx-h100")
     assert (value["fill"], value["nodes_per_rack"]) == ("dgx-h100", 1)
 
 
 def test_tokens_are_told_for_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(EXAMPLES.parent / "models" / "llama-3.1-8b.json")
-    value = answer(monkeypatch, capsys, str(EXAMPLES / "dgx-rack.yaml"), "--model", model)
+    value = answer(monkeypatch, capsys, "plan", "capacity", str(EXAMPLES / "dgx-rack.yaml"), "--model", model)
     rows = {row["fill"]: row for row in value["what_if"]}
     told = rows["dgx-h100"]
     assert told["tokens_per_joule"] == pytest.approx(told["tokens_per_s"] / 10_200, rel=0.01)
@@ -83,7 +67,7 @@ def test_tokens_are_told_for_a_model(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_people_read_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, str(EXAMPLES / "rack-15kw.yaml")) == 0
+    assert run(monkeypatch, "plan", "capacity", str(EXAMPLES / "rack-15kw.yaml")) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "rack-15kw: 1 rack with 3 nodes and 24 GPUs; 15 kW at the most" in shown
     assert "power after the loss of r1-b rack r1 15 kW 15 kW 0 kW 0 more" in shown
@@ -111,7 +95,7 @@ def test_mistakes_are_told(
 ) -> None:
     file = tmp_path / "facility.yaml"
     file.write_text(text)
-    assert run(monkeypatch, str(file), *options) == 2
+    assert run(monkeypatch, "plan", "capacity", str(file), *options) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert told in captured.err
@@ -121,7 +105,7 @@ def test_types_that_come_to_the_same_share_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert run(monkeypatch, str(EXAMPLES / "dgx-rack.yaml")) == 0
+    assert run(monkeypatch, "plan", "capacity", str(EXAMPLES / "dgx-rack.yaml")) == 0
     table = capsys.readouterr().out.split("filled with ")[-1]
     (line,) = (line for line in table.splitlines() if "dgx-h100" in line)
     assert line.startswith("dgx-h100, hgx-h100 ")
@@ -131,6 +115,6 @@ def test_types_that_come_to_the_same_share_a_line(
 def test_what_ends_an_envelope_of_whole_racks_has_room_for_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    value = answer(monkeypatch, capsys, str(EXAMPLES / "nvl72-2mw.yaml"))
+    value = answer(monkeypatch, capsys, "plan", "capacity", str(EXAMPLES / "nvl72-2mw.yaml"))
     (site,) = (limit for limit in value["limits"] if limit["scope"] == "site")
     assert (site["limit"], site["left"], site["room_for"]) == ("power", 80, 0), "80 kW are no rack of 120 kW"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from stoker.cli import main
 from stoker.cli.plan.facility import Form
 from stoker.planner import facility_file, importers
+from tests.support.command import run
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data/imports"
@@ -25,12 +24,9 @@ class Stoker:
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         """Exit status, stdout and stderr."""
-        self._monkeypatch.setattr(sys, "argv", ["stoker", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main.main()
+        status = run(self._monkeypatch, *arguments)
         out, err = self._capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, out, err
+        return status, out, err
 
 
 @pytest.fixture

@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.api.registry.v1 import records_pb2, registry_pb2
-from stoker.cli import main
 from stoker.cli.fleet import Fleet
 from stoker.cli.plan import diff as diff_verb
 from stoker.cli.plan import plans
 from stoker.planner.core.facility.values import Facility
 from stoker.planner.core.placement import Member, Need, Pair, PlacementProblem
 from stoker.planner.core.units import BytesPerSecond
+from tests.support.command import answer, run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FILES = (str(EXAMPLES / "facilities" / "two-rows.yaml"), str(EXAMPLES / "deployments.yaml"))
 QUICK = ("--search-s", "0")
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["stoker", "plan", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
-def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert run(monkeypatch, *arguments, "-o", "json") == 0
-    value: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return value
-
-
 def test_the_examples_are_placed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    value = answer(monkeypatch, capsys, "place", *FILES, *QUICK)
+    value = answer(monkeypatch, capsys, "plan", "place", *FILES, *QUICK)
     assert value.keys() == {
         *("facility", "deployments", "replicas", "replicas_placed", "gpus", "gpus_used", "feasible", "proven"),
         *("seconds", "placed", "unplaced", "scores", "what_if"),
@@ -57,12 +42,12 @@ def test_the_examples_are_placed(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_what_is_placed_stays_and_what_a_lost_rack_held_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = answer(monkeypatch, capsys, "place", *FILES, *QUICK)
+    before = answer(monkeypatch, capsys, "plan", "place", *FILES, *QUICK)
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps(before))
-    again = answer(monkeypatch, capsys, "place", *FILES, *QUICK, "--standing", str(plan))
+    again = answer(monkeypatch, capsys, "plan", "place", *FILES, *QUICK, "--standing", str(plan))
     assert again["placed"] == before["placed"]
-    lost = answer(monkeypatch, capsys, "place", *FILES, *QUICK, "--without", "row1-r1")
+    lost = answer(monkeypatch, capsys, "plan", "place", *FILES, *QUICK, "--without", "row1-r1")
     held = {e["replica"] for e in before["placed"] for m in e["members"] if m["rack"] == "row1-r1"}
     assert held
     assert set(lost["what_if"]["moved"]) == held
@@ -71,7 +56,7 @@ def test_what_is_placed_stays_and_what_a_lost_rack_held_moves(
     assert not {m["rack"] for e in lost["placed"] for m in e["members"]} & {"row1-r1"}
     after = tmp_path / "after.json"
     after.write_text(json.dumps(lost))
-    value = answer(monkeypatch, capsys, "diff", str(plan), str(after))
+    value = answer(monkeypatch, capsys, "plan", "diff", str(plan), str(after))
     assert value.keys() == {"stay", "move", "start", "stop", "warm_tokens_lost", "changes"}
     assert (value["stay"], value["move"], value["start"], value["stop"]) == (49 - len(held), len(held), 0, 0)
     assert value["warm_tokens_lost"] is None
@@ -85,14 +70,14 @@ def test_added_nodes_take_what_had_no_place(
     facility.write_text("name: x\nsites: {s: {racks: {r1: {nodes: {n1: dgx-h100}}, r2: {height_u: 42}}}}\n")
     deployments = tmp_path / "deployments.yaml"
     deployments.write_text("{name: chat, model: m, engine: vllm, replicas: 3, gpus_per_node: 8}\n")
-    assert run(monkeypatch, "place", str(facility), str(deployments), *QUICK, "-o", "json") == 1
+    assert run(monkeypatch, "plan", "place", str(facility), str(deployments), *QUICK, "-o", "json") == 1
     short = json.loads(capsys.readouterr().out)
     assert not short["feasible"]
     assert short["unplaced"][0]["replicas"] == 2
     assert short["unplaced"][0]["limits"]
     assert short["unplaced"][0]["why"]
     added = ("--add", "dgx-h100@r2=2")
-    value = answer(monkeypatch, capsys, "place", str(facility), str(deployments), *QUICK, *added)
+    value = answer(monkeypatch, capsys, "plan", "place", str(facility), str(deployments), *QUICK, *added)
     assert value["feasible"]
     assert {m["node"] for e in value["placed"] for m in e["members"]} == {"n1", "r2-new1", "r2-new2"}
 
@@ -102,10 +87,10 @@ def test_what_was_sized_is_placed(
 ) -> None:
     model = str(EXAMPLES / "models" / "llama-3.1-8b.json")
     load = ("--isl", "4000", "--osl", "500", "--rps", "20", "--split", "never")
-    told = answer(monkeypatch, capsys, "size", "--model", model, "--gpu", "h100-sxm", *load)
+    told = answer(monkeypatch, capsys, "plan", "size", "--model", model, "--gpu", "h100-sxm", *load)
     size = tmp_path / "chat.json"
     size.write_text(json.dumps(told))
-    value = answer(monkeypatch, capsys, "place", *FILES, *QUICK, "--size", f"chat={size}")
+    value = answer(monkeypatch, capsys, "plan", "place", *FILES, *QUICK, "--size", f"chat={size}")
     chat = [each for each in value["placed"] if each["deployment"] == "chat"]
     pool = told["best"]["pools"][0]
     assert len(chat) == pool["replicas"]
@@ -132,7 +117,7 @@ def test_people_read_tables_and_see_drawings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     svg, html = tmp_path / "plan.svg", tmp_path / "plan.html"
-    assert run(monkeypatch, "place", *FILES, *QUICK, "--svg", str(svg), "--html", str(html)) == 0
+    assert run(monkeypatch, "plan", "place", *FILES, *QUICK, "--svg", str(svg), "--html", str(html)) == 0
     captured = capsys.readouterr()
     assert "two-rows: 49 of 49 replicas placed on 148 of 256 GPUs" in captured.out
     assert "reason-0 dgx-" in " ".join(captured.out.split())
@@ -143,7 +128,7 @@ def test_people_read_tables_and_see_drawings(
 
 
 def test_a_replica_is_explained(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    value = answer(monkeypatch, capsys, "explain", "reason-0", *FILES, *QUICK)
+    value = answer(monkeypatch, capsys, "plan", "explain", "reason-0", *FILES, *QUICK)
     assert value.keys() == {
         *("name", "kind", "why", "placed", "unplaced", "scores", "limits", "alternatives", "no_more_because")
     }
@@ -158,9 +143,9 @@ def test_a_replica_is_explained(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_a_deployment_is_explained_by_its_next_replica(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    value = answer(monkeypatch, capsys, "explain", "chat", *FILES, *QUICK)
+    value = answer(monkeypatch, capsys, "plan", "explain", "chat", *FILES, *QUICK)
     assert (value["kind"], len(value["placed"]), value["why"]) == ("deployment", 10, "one more has a place")
-    assert run(monkeypatch, "explain", "chat", *FILES, *QUICK) == 0
+    assert run(monkeypatch, "plan", "explain", "chat", *FILES, *QUICK) == 0
     assert "where one more would be" in capsys.readouterr().out
 
 
@@ -200,7 +185,7 @@ def test_mistakes_are_told(
 ) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text(BAD)
-    assert run(monkeypatch, *(str(bad) if each == "BAD" else each for each in arguments)) == status
+    assert run(monkeypatch, "plan", *(str(bad) if each == "BAD" else each for each in arguments)) == status
     captured = capsys.readouterr()
     assert captured.out == ""
     assert told in captured.err
@@ -243,7 +228,7 @@ def test_a_plan_is_compared_with_what_runs(
             }
         )
     )
-    value = answer(monkeypatch, capsys, "diff", str(plan), "--registry", "127.0.0.1:1")
+    value = answer(monkeypatch, capsys, "plan", "diff", str(plan), "--registry", "127.0.0.1:1")
     assert (value["stay"], value["move"], value["stop"], value["start"]) == (1, 1, 0, 0)
     assert value["warm_tokens_lost"] == 0.25 * 100 * 16
 

@@ -17,7 +17,7 @@ from stoker.api.registry.v1 import records_pb2
 from stoker.cli.addresses import Addresses, PlannerOption, RegistryOption, secured
 from stoker.cli.fleet import Registries, explained
 from stoker.cli.loop import run
-from stoker.cli.output import Format, FormatOption, Output, Verbatim, or_dash
+from stoker.cli.output import Format, FormatOption, Output, Verbatim, counted, or_dash
 from stoker.common import rpc
 from stoker.common.errors import Code, DeadlineExceeded, InvalidRequest, StokerError
 from stoker.common.tls import Tls
@@ -224,7 +224,7 @@ def defrag(
     moves = _table("moves", "replica", "from", "to", "warm tokens")
     for each in value["moves"]:
         moves.add_row(each["replica_id"], each["from"], each["to"], or_dash(each["warm_tokens"], "{:,.0f}"))
-    told = "nothing is gained by moving" if not answer.moves else f"{len(answer.moves)} moves"
+    told = "nothing is gained by moving" if not answer.moves else counted(len(answer.moves), "move")
     done = f"; {value['applied']} made" if make else "; make them with --apply" if answer.moves else ""
     out.result(value, *([moves, _score_table(value["scores"])] if answer.moves else []), told + done)
 
