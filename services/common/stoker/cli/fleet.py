@@ -90,6 +90,15 @@ class Registries:
                 loads[load.replica_id] = load
         return Fleet(best.records, loads, best.freshness, tuple(sorted(failures)), told)
 
+    async def facility(self) -> records_pb2.Facility | None:
+        """The facility that is planned for, if one is applied."""
+        try:
+            return await self.client.get_facility()
+        except StokerError as error:
+            if error.reason == "NOT_FOUND":
+                return None
+            raise
+
 
 def explained(endpoint: str, failure: grpc.RpcError) -> StokerError:
     """A failed call as an error that names the address; gRPC's own words about sockets are left out."""

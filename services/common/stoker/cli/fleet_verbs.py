@@ -21,7 +21,7 @@ from stoker.cli.output import Format, FormatOption, Output
 from stoker.cli.parity import parity
 from stoker.cli.scaler_report import kind_name
 from stoker.common import rpc
-from stoker.common.errors import Conflict, InvalidRequest, NotFound, StokerError
+from stoker.common.errors import Conflict, InvalidRequest, NotFound
 from stoker.common.tls import Tls
 from stoker.registry.core import documents
 
@@ -214,12 +214,8 @@ async def nodes_of_rack(registries: Registries, rack: str) -> list[str]:
     """Nodes that are there and stand in `rack`: by the facility where it lists them, else by their label."""
     nodes = (await registries.fleet()).records.nodes
     racks = {node.node_id: node.labels.get("rack", "") for node in nodes}
-    try:
-        record = await registries.client.get_facility()
-    except StokerError as error:
-        if error.reason != "NOT_FOUND":
-            raise
-    else:
+    record = await registries.facility()
+    if record is not None:
         from stoker.planner import facility_file  # slow to import, as all that reads files
 
         facility = facility_file.parse(documents.unpacked(record.document_zlib), "facility")

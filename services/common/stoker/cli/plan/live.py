@@ -66,7 +66,7 @@ def apply(
 
     async def work() -> tuple[records_pb2.Facility, list[planner_pb2.Violation]]:
         async with Registries(endpoints, tls) as registries:
-            there = await _facility(registries)
+            there = await registries.facility()
             seen = None if force else (there.revision if there is not None else 0)
             against = await _against(text, addresses.planners, tls)
             return await registries.client.put_facility(text, expected_revision=seen), against
@@ -114,7 +114,7 @@ def show(
 
     async def work() -> tuple[records_pb2.Facility | None, planner_pb2.GetPlannerStatusResponse | None]:
         async with Registries(addresses.require_registries(), secured(registry)) as registries:
-            there = await _facility(registries)
+            there = await registries.facility()
             if remove and there is not None:
                 await registries.client.remove_facility(expected_revision=there.revision)
             asked = None if document or remove else await _leader(addresses.planners, secured(registry))
@@ -256,15 +256,6 @@ async def _make(
 
 async def _move(planners: Sequence[str], tls: Tls | None, request: planner_pb2.MoveReplicaRequest) -> None:
     await _ask(planners, tls, lambda stub: stub.MoveReplica(request, timeout=2 * _CALL_S))
-
-
-async def _facility(registries: Registries) -> records_pb2.Facility | None:
-    try:
-        return await registries.client.get_facility()
-    except StokerError as error:
-        if error.reason == "NOT_FOUND":
-            return None
-        raise
 
 
 async def _leader(planners: Sequence[str], tls: Tls | None) -> planner_pb2.GetPlannerStatusResponse | None:
