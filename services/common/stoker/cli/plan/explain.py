@@ -100,7 +100,7 @@ class _Reasons:
         return cls(plan, name, replica, mine, limits[:_MOST_LIMITS], others)
 
     def value(self) -> dict[str, Any]:
-        """As JSON; docs/cli.md has the keys."""
+        """As JSON; docs/capacity.md has the keys."""
         from stoker.cli.plan import plans
 
         return {

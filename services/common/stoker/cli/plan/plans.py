@@ -137,7 +137,7 @@ def made(problem: PlacementProblem, surface: Ground, search_s: float) -> Plan:
 
 
 def value(plan: Plan) -> dict[str, Any]:
-    """A plan as `read` takes it; docs/cli.md has the keys."""
+    """A plan as `read` takes it; docs/capacity.md has the keys."""
     answer, facility = plan.placement, plan.facility
     return {
         "facility": facility.name,
