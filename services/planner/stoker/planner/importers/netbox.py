@@ -110,8 +110,6 @@ def _json(text: str, source: str) -> Iterator[_Row]:
         kind = item.get("device_type")
         nested = kind if isinstance(kind, dict) else {}
         height = nested.get("u_height", item.get("u_height"))
-        weight = _number(item.get("max_weight"))
-        unit = _KG.get(_word(item.get("weight_unit")) or "kg", 1.0)
         yield _Row(
             name=_name(item.get("name") or item.get("display"), source),
             site=_name(_word(item.get("site")) or "site", source),
@@ -121,7 +119,7 @@ def _json(text: str, source: str) -> Iterator[_Row]:
             status=_word(item.get("status")).lower(),
             height_u=_whole(height),
             position=_whole(item.get("position")) or 0,
-            most_kg=None if weight is None else round(weight * unit, 1),
+            most_kg=_kg(item.get("max_weight"), _word(item.get("weight_unit"))),
         )
 
 
@@ -136,8 +134,6 @@ def _csv(text: str, source: str) -> Iterator[_Row]:
             row = {key: (line.get(name) or "").strip() for key, name in heads.items()}
             if not row["name"]:
                 continue
-            weight = _number(row.get("max_weight"))
-            unit = _KG.get(row.get("weight_unit", "").lower() or "kg", 1.0)
             kind = row.get("device_type") or row.get("type", "") if "rack" in heads else ""
             yield _Row(
                 name=_name(row["name"], source),
@@ -148,7 +144,7 @@ def _csv(text: str, source: str) -> Iterator[_Row]:
                 status=row.get("status", "").lower(),
                 height_u=_whole(row.get("u_height") or row.get("height")),
                 position=_whole(row.get("position")) or 0,
-                most_kg=None if weight is None else round(weight * unit, 1),
+                most_kg=_kg(row.get("max_weight"), row.get("weight_unit", "").lower()),
             )
     except csv.Error as error:
         raise yaml_file.bad(f"{source}: no valid CSV: {error}") from error
@@ -173,6 +169,12 @@ def _name(value: Any, source: str) -> str:
 
 def _optional(value: str, source: str) -> str:
     return clean(value, source) if value else ""
+
+
+def _kg(weight: Any, unit: str) -> float | None:
+    """A weight in kg; of an unknown unit as it is."""
+    number = _number(weight)
+    return None if number is None else round(number * _KG.get(unit, 1.0), 1)
 
 
 def _number(value: Any) -> float | None:

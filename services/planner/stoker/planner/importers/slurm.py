@@ -12,6 +12,7 @@ from stoker.planner.importers.part import Imported, Open, bounded, clean, sites,
 
 # From the beginning of a word only: within one, each try would read to its end again.
 _PAIR = re.compile(r"\b(\w+)\s*=\s*(\S+)")
+_ASSUMED = "the format says no rates: cables of {rate:g} Gbit/s, oversubscription {over:g} at each switch"
 
 
 def parse(text: str, source: str, left_open: Open) -> Imported:
@@ -54,9 +55,6 @@ def parse(text: str, source: str, left_open: Open) -> Imported:
     )
     notes = () if not switches else (_ASSUMED.format(rate=left_open.gbit_per_s, over=left_open.oversubscription),)
     return Imported(part, notes)
-
-
-_ASSUMED = "the format says no rates: cables of {rate:g} Gbit/s, oversubscription {over:g} at each switch"
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
