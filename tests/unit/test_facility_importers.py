@@ -142,6 +142,16 @@ def test_netbox_lists_as_csv() -> None:
     }
 
 
+def test_a_list_of_racks_says_in_which_unit_they_bear() -> None:
+    text = "name,u_height,max_weight,weight_unit\nA1,42,1000,LB\nA2,42,900,\nA3,42,,kg\n"
+    racks = importers.FORMATS["netbox"](text, "file", Open()).part.sites["site"].racks
+    assert {name: getattr(rack, "weight_kg", "") for name, rack in racks.items()} == {
+        "A1": 453.6,
+        "A2": 900.0,
+        "A3": None,
+    }
+
+
 def test_racks_of_one_name_are_told_apart() -> None:
     text = "name,site,u_height\nA1,fra,42\nA1,ams,48\n"
     part = importers.FORMATS["netbox"](text, "file", Open()).part
