@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 from stoker.planner.core.placement import gangs
 from stoker.planner.core.placement.cells import unfit
@@ -35,11 +34,6 @@ def unplaced(state: State) -> tuple[Unplaced, ...]:
     missing = [need for need in state.problem.needs if state.counts[need.deployment] < need.replicas]
     search = Greedy(state)
     return tuple(_why(search, need) for need in missing)
-
-
-def why_one(state: State, need: Need) -> Unplaced:
-    """Why one more replica of `need` has no place."""
-    return replace(_why(Greedy(state), need), replicas=1)
 
 
 def _why(search: Greedy, need: Need) -> Unplaced:

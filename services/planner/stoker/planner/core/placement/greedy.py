@@ -6,7 +6,7 @@ switch domain with room for all of it. Each replica takes the place that costs l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heapreplace
@@ -137,11 +137,6 @@ class Greedy:
         self.state.take(placed)
         self.shelf.sync(member.node for member in members)
         return placed
-
-    def look_again(self, nodes: Iterable[str]) -> None:
-        """Hear that something on `nodes` was taken or given back by others."""
-        self.shelf.sync(nodes)
-        self._heaped.clear()
 
     def find(self, need: Need) -> tuple[Member, ...] | None:
         """The best place for one more replica; books nothing."""
