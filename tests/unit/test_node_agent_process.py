@@ -126,10 +126,10 @@ def test_ports_are_free_consecutive_and_handed_out_once() -> None:
     first = ports.take(4)
     assert ports.take() not in range(first, first + 4)
     crowded = Ports(random.Random(3))
-    crowded.keep(20_000, 12_000)
+    crowded.keep(20_000, 9_500)
     with pytest.raises(Exhausted, match="consecutive"):
         crowded.take()
-    crowded.give_back(20_000, 12_000)
+    crowded.give_back(20_000, 9_500)
     assert crowded.take()
 
 

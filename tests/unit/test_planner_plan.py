@@ -81,6 +81,13 @@ def test_a_node_that_leads_as_many_gangs_as_it_has_ports_leads_no_more() -> None
     assert "widen rendezvous.ports" in drawn.unplaced[0].reason
 
 
+def test_gangs_led_by_different_nodes_of_one_host_meet_at_different_ports() -> None:
+    nodes = [Node(name, frozenset(), cpu_slots=1, engines=VLLM, host="10.0.0.1") for name in ("n1", "n2", "n3", "n4")]
+    gang = Deployment("big", "a", "vllm", gang_size=2)
+    drawn = plan(Problem(nodes=nodes, deployments=[gang], desired={"big": Desired(2)}))
+    assert [put.rendezvous_port for put in drawn.puts] == [29_500, 29_501]
+
+
 def test_a_small_batch_is_searched_for_where_the_first_look_leaves_something_without_a_place() -> None:
     """The small gangs would take GPUs of the smaller hosts, all three of which the large one needs."""
     nodes = [Node(f"n{number}", frozenset(range(gpus)), engines=VLLM) for number, gpus in enumerate((4, 4, 8))]

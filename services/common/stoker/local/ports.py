@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from stoker.common.errors import StokerError
 
 # Below the range from which Linux takes ports for outgoing connections: nothing grabs one between our look
-# and the service's bind.
-_RANGE = range(20_000, 32_000)
+# and the service's bind. Above those that agents give to engines and the planner to gangs.
+_RANGE = range(29_700, 32_700)
 
 
 class PortPicker:

@@ -11,7 +11,7 @@ from stoker.node_agent.core.task import Task, parallelism
 from stoker.node_agent.engine.protocol import Engine, Gang, LaunchRequest
 from stoker.node_agent.engine.sim import SimEngine
 from stoker.node_agent.engine.vllm import VllmEngine
-from stoker.node_agent.ports import Ports
+from stoker.node_agent.ports import Ports, can_be_bound
 from stoker.node_agent.state_files import Address
 
 
@@ -53,7 +53,10 @@ def free_address(task: Task, address: Address, ports: Ports) -> None:
 
 
 def request_of(task: Task, address: Address, log_path: Path) -> LaunchRequest:
-    """Everything the engine is told. Raises InvalidRequest when the gang's meeting place is not known."""
+    """Everything the engine is told.
+
+    Raises InvalidRequest when the gang's meeting place is not known, StokerError when its port is taken.
+    """
     tensor, data = parallelism(task)
     gang = None
     if task.size > 1:
@@ -61,6 +64,12 @@ def request_of(task: Task, address: Address, log_path: Path) -> LaunchRequest:
             raise InvalidRequest.field(
                 "rendezvous_port",
                 f"the gang of {task.replica_id} has no meeting place: host or port of rank 0 missing",
+            )
+        if task.rank == 0 and not can_be_bound(task.rendezvous_port):
+            raise StokerError(
+                f"port {task.rendezvous_port}, at which the gang of {task.replica_id} meets, is held by another "
+                f"process on this host; see `ss -ltnp sport = :{task.rendezvous_port}`",
+                reason="RENDEZVOUS_PORT_TAKEN",
             )
         gang = Gang(task.rank, task.size, task.head_host, task.rendezvous_port)
     loras = tuple(f"{name}={path}" for name, path in task.lora_adapters)

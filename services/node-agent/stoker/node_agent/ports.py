@@ -8,8 +8,9 @@ import socket
 from stoker.common.errors import Exhausted
 
 # Below the range from which Linux takes ports for outgoing connections: nothing grabs one between the look
-# and the engine's bind.
-_FIRST, _LAST = 20_000, 31_999
+# and the engine's bind. Below the planner's rendezvous ports too (29,500 and up): a gang's port is promised
+# long before its head binds it, and an engine that took it would keep the gang from ever starting.
+_FIRST, _LAST = 20_000, 29_499
 _TRIES = 500
 
 
@@ -25,7 +26,7 @@ class Ports:
         for _ in range(_TRIES):
             first = self._rng.randint(_FIRST, _LAST - count + 1)
             run = range(first, first + count)
-            if self._taken.isdisjoint(run) and all(_is_free(port) for port in run):
+            if self._taken.isdisjoint(run) and all(can_be_bound(port) for port in run):
                 self._taken.update(run)
                 return first
         raise Exhausted(
@@ -42,8 +43,10 @@ class Ports:
         self._taken.difference_update(range(first, first + count))
 
 
-def _is_free(port: int) -> bool:
+def can_be_bound(port: int) -> bool:
+    """Whether a server that sets SO_REUSEADDR could listen on this port of every address now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError:

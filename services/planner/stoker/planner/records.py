@@ -138,6 +138,7 @@ def _node(node: common_pb2.Node) -> Node:
         engines=frozenset(node.engines),
         labels=dict(node.labels),
         draining=node.draining,
+        host=node.host,
     )
 
 

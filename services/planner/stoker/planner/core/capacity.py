@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from stoker.planner.core.values import Assignment, Deployment, Node
 
 
 class Capacity:
-    """Free GPUs, slots and rendezvous ports per node, less everything assigned.
+    """Free GPUs and slots per node and rendezvous ports per host, less everything assigned.
 
     An assignment holds its share until it is deleted, also while it drains: its process may still be there.
     """
 
-    def __init__(self, nodes: Iterable[Node], assignments: Iterable[Assignment]) -> None:
+    def __init__(self, nodes: Collection[Node], assignments: Iterable[Assignment]) -> None:
         self._gpus: dict[str, set[int]] = {}
         self._slots: dict[str, int] = {}
         for node in nodes:
             self._gpus[node.id] = set(node.gpus)
             self._slots[node.id] = 0 if node.gpus else node.cpu_slots
+        self._host = {node.id: node.host or node.id for node in nodes}
         self._ports: dict[str, set[int]] = {}
         for assignment in assignments:
             self.take(assignment)
@@ -31,7 +32,8 @@ class Capacity:
             elif member.node in self._slots:
                 self._slots[member.node] -= 1
         if assignment.rendezvous_port:
-            self._ports.setdefault(assignment.members[0].node, set()).add(assignment.rendezvous_port)
+            leader = assignment.members[0].node
+            self._ports.setdefault(self._host.get(leader, leader), set()).add(assignment.rendezvous_port)
 
     def fits(self, node: Node, deployment: Deployment) -> bool:
         """Whether `node` has room for one member of `deployment` now."""
@@ -44,6 +46,6 @@ class Capacity:
         return len(self._gpus[node.id]) if deployment.gpus_per_node else max(0, self._slots[node.id])
 
     def free_port(self, node_id: str, ports: range) -> int | None:
-        """The lowest of `ports` that no gang led by this node uses; None when all are taken."""
-        taken = self._ports.get(node_id, set())
+        """The lowest of `ports` that no gang led from this node's host uses; None when all are taken."""
+        taken = self._ports.get(self._host[node_id], set())
         return next((port for port in ports if port not in taken), None)

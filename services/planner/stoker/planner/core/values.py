@@ -33,7 +33,10 @@ class Condition(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A host. It offers `gpus` (indices as the driver counts), or where it has none, `cpu_slots` replicas."""
+    """A host. It offers `gpus` (indices as the driver counts), or where it has none, `cpu_slots` replicas.
+
+    `host` is the address that several nodes may share (a local stack's do); "": one that no other has.
+    """
 
     id: str
     gpus: frozenset[int] = frozenset()
@@ -41,6 +44,7 @@ class Node:
     engines: frozenset[str] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict)
     draining: bool = False
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
