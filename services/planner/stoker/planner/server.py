@@ -115,7 +115,8 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     ) -> planner_pb2.ExplainResponse:
         """Reasons."""
         validation.require(validation.replica_id("name", request.name))
-        why = {entry.deployment: entry.reason for entry in self._planning.unplaced}
+        unplaced = self._planning.unplaced if self._leading() else ()  # a former leader's are old
+        why = {entry.deployment: entry.reason for entry in unplaced}
         problem = await self._problem()
         return await self._compute(context, lambda _: answers.explain(problem, request.name, why))
 

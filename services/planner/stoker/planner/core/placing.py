@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from stoker.planner.core.capacity import Capacity
 from stoker.planner.core.placement import Member
+from stoker.planner.core.placement.conflicts import counted_nodes
 from stoker.planner.core.values import Assignment, Deployment, Node
 
 JUST_BACK = "only just back"
@@ -39,7 +40,7 @@ def why_not(
     which counts where there are free GPUs enough. `closed` nodes get nothing new, each for a reason."""
     size, gpus = deployment.gang_size, deployment.gpus_per_node
     one = f"{gpus} free GPU{'s' * (gpus > 1)}" if gpus else "a free CPU slot"
-    need = f"needs {_nodes(size)} with {one}{' each' * (size > 1)} and engine {deployment.engine}"
+    need = f"needs {counted_nodes(size)} with {one}{' each' * (size > 1)} and engine {deployment.engine}"
     if deployment.node_selector:
         need += f" and labels {_labels(deployment)}"
     if not nodes:
@@ -56,7 +57,7 @@ def why_not(
             fitting += 1
         else:
             verdicts["too full" if _offers(node, deployment) else _offers_too_little(deployment)] += 1
-    found = f"of {_nodes(len(nodes))} {fitting} {'fits' if fitting == 1 else 'fit'}"
+    found = f"of {counted_nodes(len(nodes))} {fitting} {'fits' if fitting == 1 else 'fit'}"
     lacking = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
     if verdicts["too full"] and gpus:
         lacking = lacking.replace("too full", f"too full with at most {most} free")
@@ -104,14 +105,10 @@ def _remedy(deployment: Deployment, verdicts: Counter[str], fitting: int) -> str
     if verdicts[UNLISTED]:
         return f"{more}, or write those that are there into the facility (`stoker plan apply`)"
     if verdicts["without the labels"]:
-        return f"label {_nodes(missing)} {_labels(deployment)}, or change node_selector"
+        return f"label {counted_nodes(missing)} {_labels(deployment)}, or change node_selector"
     if verdicts[f"without engine {deployment.engine}"]:
         return f"install {deployment.engine} on a node, or change the deployment's engine"
     return f"{more}, or change gpus_per_node"
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' * (count != 1)}"
 
 
 def _labels(deployment: Deployment) -> str:

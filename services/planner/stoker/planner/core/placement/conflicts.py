@@ -63,24 +63,30 @@ def _conflicts(search: Greedy, need: Need) -> Iterator[tuple[Conflict, str]]:
         yield _too_full(state, need)
 
 
+def counted_nodes(count: int) -> str:
+    """A number of nodes in a sentence: "1 node", "2 nodes"."""
+    return f"{count} node{'s' * (count != 1)}"
+
+
 def _asks(need: Need) -> str:
     one = f"{need.gpus} GPU{'s' * (need.gpus != 1)}" if need.gpus else "a slot"
     return f"one replica asks for {one}" + (f" on each of {need.members} nodes" if need.members > 1 else "")
 
 
 def _too_few(state: State, need: Need, verdicts: Counter[str | None]) -> Iterator[tuple[Conflict, str]]:
+    more = f"add {counted_nodes(need.members - verdicts[None])} that suit {need.deployment}"
     for verdict, number in sorted((v, n) for v, n in verdicts.items() if v is not None):
         words = f"{number} of {len(state.free)} nodes {_UNFIT[verdict]}"
         if verdict == "gpu_type":
             words += f" than {', '.join(sorted(need.gpu_types))}"
         if verdict == "selector":
             words += f" {', '.join(f'{k}={v}' for k, v in sorted(need.node_selector.items()))}"
-        yield Conflict(verdict, words), f"add {need.members - verdicts[None]} nodes that suit {need.deployment}"
+        yield Conflict(verdict, words), more
     if not state.free:
         yield Conflict("gpus", "the facility has no nodes"), "add nodes"
     elif verdicts[None] == len(state.free):
         words = f"{_asks(need)}, and there are {len(state.free)}"
-        yield Conflict("gpus", words), f"add {need.members - verdicts[None]} nodes that suit {need.deployment}"
+        yield Conflict("gpus", words), more
 
 
 def _told(state: State, need: Need, limit: str) -> tuple[Conflict, str]:
@@ -151,11 +157,12 @@ def _too_full(state: State, need: Need) -> tuple[Conflict, str]:
     fitting = sum(state.member(node, need) is not None for node in nodes)
     unit = "GPUs" if need.gpus else "slots"
     words = (
-        f"{_asks(need)}; {len(nodes)} nodes suit it, {fitting} of them have room, the emptiest has {max(free)} free "
-        f"{unit}, all together {sum(free)}"
+        f"{_asks(need)}; {counted_nodes(len(nodes))} {'suits' if len(nodes) == 1 else 'suit'} it, {fitting} of them "
+        f"{'has' if fitting == 1 else 'have'} room, the emptiest has {max(free)} free {unit}, "
+        f"all together {sum(free)}"
     )
     if gangs.block(need) > 1 and fitting >= need.members:
         words += ", in too many NVLink domains"
     if sum(free) >= need.gpus * need.members > 0 and fitting < need.members:
         return Conflict("gpus", words), "move smaller replicas together (defragment), or add nodes"
-    return Conflict("gpus", words), f"add {max(1, need.members - fitting)} nodes or ask for fewer replicas"
+    return Conflict("gpus", words), f"add {counted_nodes(max(1, need.members - fitting))} or ask for fewer replicas"
