@@ -20,15 +20,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.scaling import SHAPES, SOURCES
 from stoker.bench.replicas import Job
 from stoker.scaler.core import forecasting
+from stoker.scaler.core.past import Past, Series
 from stoker.scaler.core.signals import Minute
 from stoker.simulate import loads
 
-Series = NDArray[np.float64]
 Forecaster = Callable[[Series, int, float], float]
 _LEAST = 24
 """Minutes that are shown at least."""
@@ -37,8 +36,8 @@ _OUTPUT = 4.0  # a generated token keeps a replica busy as long as so many of a 
 
 @dataclass(frozen=True)
 class Tokens:
-    def __call__(self, minute: Minute) -> float:
-        return minute.prefill_tokens_per_s
+    def __call__(self, minutes: Past) -> Series:
+        return minutes.prefill_tokens_per_s
 
 
 def main() -> None:
@@ -136,7 +135,7 @@ def models() -> dict[str, Forecaster]:
         level = 100.0 * (2.0 * quantile - 1.0)
         try:
             found = make().forecast(y=past, h=horizon, level=[level])  # type: ignore[attr-defined]
-        except NotImplementedError:  # "tiny datasets"
+        except NotImplementedError:  # statsforecast itself raises it, for series that are too short
             return float(past[-1])
         upper = np.asarray(next(value for name, value in found.items() if name.startswith("hi")))
         highest = float(np.nanmax(upper)) if np.isfinite(upper).any() else float(past[-1])

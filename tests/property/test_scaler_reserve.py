@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.scaler.core.past import Past, Series
 from stoker.scaler.core.reserve import MOST, Reserve, reserve
 from stoker.scaler.core.signals import Minute
 
@@ -18,8 +19,8 @@ LOADS = st.lists(st.floats(0.0, 1e6), max_size=200)
 
 @dataclass(frozen=True)
 class Arrivals:
-    def __call__(self, minute: Minute) -> float:
-        return minute.arrivals_per_s
+    def __call__(self, past: Past) -> Series:
+        return past.arrivals_per_s
 
 
 def kept(

@@ -11,6 +11,7 @@ from random import Random
 from stoker.bench.desk import Desk
 from stoker.bench.replicas import Clock
 from stoker.scaler.core.decide import decide
+from stoker.scaler.core.past import NOTHING
 from stoker.scaler.core.policy import Policy, lookback_s, memory_s
 from stoker.scaler.core.signals import Capacity, History, Minute, Sample, Wanted
 from stoker.scaler.core.values import Because, Cost, Decision, Decisions, Deployment, Desired, Fleet, Standing
@@ -86,7 +87,7 @@ class Scaling:
         # What stands at the beginning was decided long before it.
         self._desired: tuple[Desired, ...] = (Desired(DEPLOYMENT, 1, self.settings.initial),)
         self._samples: deque[Sample] = deque()
-        self._minutes: tuple[Minute, ...] = ()
+        self._minutes = NOTHING
         self._wanted: deque[Wanted] = deque()
         self._totals = _Totals()
         self._minute = _Sums()
@@ -238,7 +239,7 @@ class Scaling:
             hit_rate=sums.cached / sums.looked_up if sums.looked_up else 0.0,
         )
         oldest = _MONDAY_S + now - memory_s(self.policy) - _MINUTE_S
-        self._minutes = (*(each for each in self._minutes if each.at >= oldest), minute)
+        self._minutes = self._minutes.between(oldest, minute.at).followed_by(minute)
         self._minute = _Sums(began=now)
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import overload
 
-from stoker.scaler.core.minutes import Identical, Lasting, lasting
-from stoker.scaler.core.signals import History, Minute, Sample
+from stoker.scaler.core.past import Past, summed
+from stoker.scaler.core.signals import History, Sample
 
 _GAP_S = 15.0
 """Samples of two deployments closer than this tell of the same moment."""
-
-_REMEMBERED = 512
 
 
 def shared(histories: Mapping[str, History], weights: Mapping[str, float]) -> dict[str, History]:
@@ -26,7 +21,7 @@ def shared(histories: Mapping[str, History], weights: Mapping[str, float]) -> di
     joined = {}
     for name, own in histories.items():
         others = [(history, weights[other] / weights[name]) for other, history in histories.items() if other != name]
-        minutes = _summed(own.minutes, [other.minutes for other, _ in others])
+        minutes = Past.of(own.minutes).once(summed, tuple(Past.of(other.minutes) for other, _ in others))
         joined[name] = replace(own, samples=_samples(own, others), minutes=minutes)
     return joined
 
@@ -68,54 +63,3 @@ def _joined(sample: Sample, beside: Sequence[tuple[Sample, float]], *, whole: bo
         prefill_tokens_per_s=total(lambda each: each.prefill_tokens_per_s),
         decode_tokens_per_s=total(lambda each: each.decode_tokens_per_s),
     )
-
-
-def _summed(own: Sequence[Minute], others: Sequence[Sequence[Minute]]) -> Sequence[Minute]:
-    """The same object for the same tuples: what was found of them is remembered until the next minute ends."""
-    parts = (own, *others)
-    return _summed_once(tuple(map(Identical, parts))) if all(map(lasting, parts)) else _Summed(own, others)
-
-
-class _Summed(Sequence[Minute]):
-    """The minutes of several deployments as one, added up as they are looked at: days of them are kept, few used."""
-
-    def __init__(self, own: Sequence[Minute], others: Sequence[Sequence[Minute]]) -> None:
-        self._own = own
-        self._others = others
-
-    def __len__(self) -> int:
-        return len(self._own)
-
-    @overload
-    def __getitem__(self, place: int) -> Minute: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Minute]: ...
-    def __getitem__(self, place: int | slice) -> Minute | Sequence[Minute]:
-        if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
-        minute = self._own[place]
-        parts = [minute, *(found for other in self._others if (found := _same(other, minute.at)))]
-        prefill = sum(part.prefill_tokens_per_s for part in parts)
-        hits = sum(part.hit_rate * part.prefill_tokens_per_s for part in parts)
-        return Minute(
-            minute.at,
-            sum(part.arrivals_per_s for part in parts),
-            prefill,
-            sum(part.decode_tokens_per_s for part in parts),
-            hits / prefill if prefill else minute.hit_rate,
-        )
-
-
-class _LastingSum(_Summed, Lasting):
-    """Of minutes that never change."""
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _summed_once(parts: tuple[Identical, ...]) -> Sequence[Minute]:
-    own, *others = parts
-    return _LastingSum(own.minutes, [other.minutes for other in others])
-
-
-def _same(minutes: Sequence[Minute], at: float) -> Minute | None:
-    place = bisect_left(minutes, at - 30.0, key=lambda minute: minute.at)
-    return minutes[place] if place < len(minutes) and minutes[place].at < at + 30.0 else None

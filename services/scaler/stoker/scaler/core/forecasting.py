@@ -14,20 +14,16 @@ pairs, which one burst does not turn; pinball loss and the quantile of residuals
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stoker.scaler.core.minutes import MINUTE_S, Identical, lasting
+from stoker.scaler.core.minutes import MINUTE_S
+from stoker.scaler.core.past import Past, Series
 from stoker.scaler.core.policy import SEASONS
 from stoker.scaler.core.signals import Minute
-
-Series = NDArray[np.float64]
 
 TRIED = 60
 """Minutes on which forecasters are tried."""
@@ -58,8 +54,6 @@ _AROUND = 15
 """… so many minutes around this hour: a step that comes at nine shows in no hour before nine."""
 _KNOWN = 0.9
 """Share of the minutes of a stretch that must be known."""
-_REMEMBERED = 512
-"""Deployments whose last minute's forecast is remembered until their next."""
 _PAIRS = np.array(list(combinations(range(_SLOPE), 2)))
 
 
@@ -77,7 +71,7 @@ class Forecast:
 
 def highest(
     minutes: Sequence[Minute],
-    load: Callable[[Minute], float],
+    load: Callable[[Past], Series],
     now_wall: float,
     current: float,
     ahead_s: float,
@@ -88,13 +82,13 @@ def highest(
     """The highest load from now until `ahead_s` seconds ahead; `current` is what it is now.
 
     With less than some minutes of history, or when the last of them is long past, it is `current`. `load` must be
-    hashable, and equal loads the same function.
+    hashable, and equal loads the same function, each minute's load by itself.
     """
-    if not minutes or not 0.0 <= now_wall - minutes[-1].at <= 5 * MINUTE_S:
+    past = Past.of(minutes)
+    if not past or not 0.0 <= now_wall - past[-1].at <= 5 * MINUTE_S:
         return Forecast(current)
-    horizon = max(1, math.ceil((now_wall + ahead_s - minutes[-1].at - MINUTE_S) / MINUTE_S))
-    # A tuple stays as it is: whoever hands in the same one until the next minute ends asks but once.
-    found = (_judged_once if lasting(minutes) else _judged)(Identical(minutes), load, horizon, season_s, quantile)
+    horizon = max(1, math.ceil((now_wall + ahead_s - past[-1].at - MINUTE_S) / MINUTE_S))
+    found = past.once(_judged, load, horizon, season_s, quantile)
     if found is None:
         return Forecast(current)
     latest = current if found.method == "last" else found.latest
@@ -119,21 +113,20 @@ class _Judged:
 
 
 def _judged(
-    past: Identical, load: Callable[[Minute], float], horizon: int, season_s: float, quantile: float
+    past: Past, load: Callable[[Past], Series], horizon: int, season_s: float, quantile: float
 ) -> _Judged | None:
     """All that follows from the minutes alone; None where they are too few."""
-    minutes = past.minutes
-    end = minutes[-1].at
-    first = max(minutes[0].at, end - (TRIED + max(_SLOPE, _LEVEL) + horizon - 1) * MINUTE_S)
-    recent = _stretch(minutes, load, first, round((end - first) / MINUTE_S) + 1)
+    begin, end = float(past.at[0]), float(past.at[-1])
+    first = max(begin, end - (TRIED + max(_SLOPE, _LEVEL) + horizon - 1) * MINUTE_S)
+    recent = _stretch(past, load, first, round((end - first) / MINUTE_S) + 1)
     if recent is None or len(recent) < _SLOPE + horizon + _LEAST_TRIED:
         return None
     size = len(recent)
     days = {}
     for day in range(1, _DAYS + 1):
         earlier = first - day * season_s
-        if earlier >= minutes[0].at:
-            days[day] = _stretch(minutes, load, earlier, size + _AROUND + horizon)
+        if earlier >= begin:
+            days[day] = _stretch(past, load, earlier, size + _AROUND + horizon)
 
     tried = _Tried(quantile, horizon, least=max(1e-9, 0.1 * float(recent.mean())))
     origins = min(TRIED, size - horizon - _SLOPE)
@@ -151,9 +144,6 @@ def _judged(
     if method == "level":
         missed /= max(latest, 1e-9)
     return _Judged(method, losses, missed, latest, level, float(recent.max()))
-
-
-_judged_once = lru_cache(maxsize=_REMEMBERED)(_judged)
 
 
 class _Tried:
@@ -256,17 +246,14 @@ def _running_mean(values: Series, width: int) -> Series:
     return np.asarray((sums[ends] - sums[begins]) / (ends - begins))
 
 
-def _stretch(minutes: Sequence[Minute], load: Callable[[Minute], float], first: float, size: int) -> Series | None:
+def _stretch(past: Past, load: Callable[[Past], Series], first: float, size: int) -> Series | None:
     """The loads of `size` minutes from the wall-clock second `first` on, gaps filled with what was before; None where
     too many are unknown."""
     values = np.full(size, np.nan)
-    place = bisect_left(minutes, first - MINUTE_S / 2, key=lambda minute: minute.at)
-    while place < len(minutes):
-        index = round((minutes[place].at - first) / MINUTE_S)
-        if index >= size:
-            break
-        values[index] = load(minutes[place])
-        place += 1
+    part = past.between(first - MINUTE_S / 2, first + size * MINUTE_S)
+    places = np.rint((part.at - first) / MINUTE_S).astype(int)
+    inside = places < size
+    values[places[inside]] = load(part)[inside]
     known = ~np.isnan(values)
     if known.sum() < _KNOWN * size:
         return None

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from stoker.scaler.core.past import NOTHING, Past
 from stoker.scaler.core.signals import Minute, Sample
 
 MINUTE_S = 60.0
 _KNOWN_S = 30.0
 """Of each minute so much must be known."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Identical:
-    """Minutes, equal to none but themselves: comparing days of them would take longer than a forecast."""
-
-    minutes: Sequence[Minute]
-
-    def __hash__(self) -> int:
-        return id(self.minutes)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identical) and self.minutes is other.minutes
-
-
-class Lasting(Sequence[Minute]):
-    """Minutes that never change, as a tuple's: whoever has the same object has the same minutes."""
-
-
-def lasting(minutes: Sequence[Minute]) -> bool:
-    """Whether what was found of these minutes may be remembered."""
-    return isinstance(minutes, tuple | Lasting)
 
 
 @dataclass(slots=True)
@@ -58,7 +37,7 @@ class Minutes:
     one before.
     """
 
-    kept: tuple[Minute, ...] = ()
+    kept: Past = NOTHING
     _number: int = -1
     _arrivals: _Mean = field(default_factory=_Mean)
     _prompt: _Mean = field(default_factory=_Mean)
@@ -84,21 +63,17 @@ class Minutes:
         """Minutes that someone else has kept: those that are not known here."""
         own = {round(minute.at / MINUTE_S): minute for minute in self.kept}
         others = {round(minute.at / MINUTE_S): minute for minute in minutes}
-        self.kept = tuple(minute for _, minute in sorted({**others, **own}.items()))
+        self.kept = Past.of(minute for _, minute in sorted({**others, **own}.items()))
 
     def _close(self, wall: float, memory_s: float) -> None:
         arrivals, prompt, decode = self._arrivals.value(), self._prompt.value(), self._decode.value()
-        kept = list(self.kept)
         at = self._number * MINUTE_S
         # A clock that was set back: what lies in the future by it was put down by the wrong clock.
-        while kept and kept[-1].at >= min(at, wall):
-            kept.pop()
+        kept = self.kept.between(wall - memory_s - MINUTE_S, min(at, wall))
         if arrivals is not None and prompt is not None and decode is not None:
             before = kept[-1].hit_rate if kept else 0.0
             hit_rate = self._found / self._looked_up if self._looked_up else before
-            kept.append(Minute(at, arrivals, prompt, decode, hit_rate))
-        oldest = wall - memory_s - MINUTE_S
-        first = next((place for place, minute in enumerate(kept) if minute.at >= oldest), len(kept))
-        self.kept = tuple(kept[first:])
+            kept = kept.followed_by(Minute(at, arrivals, prompt, decode, hit_rate))
+        self.kept = kept
         self._arrivals, self._prompt, self._decode = _Mean(), _Mean(), _Mean()
         self._looked_up = self._found = 0.0

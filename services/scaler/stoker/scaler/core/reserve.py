@@ -20,15 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stoker.scaler.core.minutes import MINUTE_S, Identical, lasting
+from stoker.scaler.core.minutes import MINUTE_S
+from stoker.scaler.core.past import Past, Series
 from stoker.scaler.core.signals import Minute
-
-Series = NDArray[np.float64]
 
 MOST = 3.0
 """Growth that no reserve is kept beyond."""
@@ -41,7 +38,6 @@ _TAIL = 3.0
 _SEEN_S = 20.0
 """It takes so long until a rise shows, on top of the start."""
 _PRECISION = 1e-3
-_REMEMBERED = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,7 @@ class Reserve:
 
 def reserve(
     minutes: Sequence[Minute],
-    load: Callable[[Minute], float],
+    load: Callable[[Past], Series],
     ahead_s: float,
     *,
     settle_s: float,
@@ -71,23 +67,23 @@ def reserve(
     prior: float,
 ) -> Reserve:
     """From the last day; a start takes `ahead_s`, and what was needed stands for `settle_s` more. `allowed` is the
-    share of requests, 0 to 1, that may come in what exceeds it. `load` must be hashable."""
-    find = _found_once if lasting(minutes) else _found  # as it is asked in each round of a minute
-    return find(Identical(minutes), load, ahead_s, settle_s, season_s, allowed, prior)
+    share of requests, 0 to 1, that may come in what exceeds it. `load` must be hashable,
+    and each minute's by itself."""
+    return Past.of(minutes).once(_found, load, ahead_s, settle_s, season_s, allowed, prior)
 
 
 def _found(
-    past: Identical,
-    load: Callable[[Minute], float],
+    past: Past,
+    load: Callable[[Past], Series],
     ahead_s: float,
     settle_s: float,
     season_s: float,
     allowed: float,
     prior: float,
 ) -> Reserve:
-    minutes = past.minutes[-_LOOKED_BACK - round(season_s / MINUTE_S) - _AROUND :]
-    every = np.array([load(minute) for minute in minutes])
-    foreseen = _a_season_before(minutes, every, season_s)[-_LOOKED_BACK:]
+    minutes = past[-_LOOKED_BACK - round(season_s / MINUTE_S) - _AROUND :]
+    every = load(minutes)
+    foreseen = _a_season_before(minutes.at, every, season_s)[-_LOOKED_BACK:]
     loads = every[-_LOOKED_BACK:]
     mean = float(loads.mean()) if len(loads) else 0.0
     shares = loads / mean if mean > 0.0 else np.zeros(len(loads))
@@ -109,14 +105,10 @@ def _found(
     return Reserve(high, _level(loads, shares, allowed * total - in_jumps), min(allowed, exceeding(high)))
 
 
-_found_once = lru_cache(maxsize=_REMEMBERED)(_found)
-
-
-def _a_season_before(minutes: Sequence[Minute], loads: Series, season_s: float) -> Series:
+def _a_season_before(at: Series, loads: Series, season_s: float) -> Series:
     """The highest load around this minute one season before each; 0 where that is not known."""
     if not len(loads):
         return loads
-    at = np.array([minute.at for minute in minutes])
     around = np.lib.stride_tricks.sliding_window_view(np.pad(loads, _AROUND), 2 * _AROUND + 1).max(axis=1)
     places = np.searchsorted(at, at - season_s - MINUTE_S / 2)
     known = np.abs(at[places] - (at - season_s)) <= MINUTE_S

@@ -8,14 +8,20 @@ now: what falls is seen soon enough.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
 
 from stoker.scaler.core import forecasting
 from stoker.scaler.core.model import Demand
+from stoker.scaler.core.past import Past, Series
 from stoker.scaler.core.policies import slo
 from stoker.scaler.core.policy import Policy
 from stoker.scaler.core.reserve import reserve
-from stoker.scaler.core.signals import Capacity, History, Minute
+from stoker.scaler.core.signals import Capacity, History
 from stoker.scaler.core.values import Need, Reason
+
+T = TypeVar("T", float, Series)
 
 _STARTUP_S = 60.0
 """Assumed as long as no start was measured."""
@@ -29,7 +35,7 @@ def need(policy: Policy, history: History, now: float) -> Need:
     startup = history.startup
     ahead_s = next((s for s in (startup.p95_s, startup.p50_s) if s is not None), _STARTUP_S)
     load = Busy.of(history.capacity)
-    current = load(_minute(history.now_wall, demand))
+    current = load.busy(demand.arrivals_per_s, demand.uncached_tokens_per_s, demand.decode_tokens_per_s)
     forecast = forecasting.highest(
         history.minutes,
         load,
@@ -77,20 +83,20 @@ class Busy:
         prefill = capacity.prefill_tokens_per_s
         return cls(_rounded(1.0 / prefill if prefill else 0.0), _rounded(capacity.sequence_s or 0.0))
 
-    def __call__(self, minute: Minute) -> float:
-        """The load of a minute."""
+    def __call__(self, past: Past) -> Series:
+        """The load of each minute."""
+        uncached = past.prefill_tokens_per_s * (1.0 - past.hit_rate)
+        return self.busy(past.arrivals_per_s, uncached, past.decode_tokens_per_s)
+
+    def busy(self, arrivals_per_s: T, uncached_per_s: T, decode_per_s: T) -> T:
+        """The load of these rates: of requests, of prompt tokens to compute, of tokens to generate."""
         if not self.prefill_s and not self.sequence_s:
-            return minute.arrivals_per_s
-        uncached = minute.prefill_tokens_per_s * (1.0 - minute.hit_rate)
-        return uncached * self.prefill_s + minute.decode_tokens_per_s * self.sequence_s
+            return arrivals_per_s
+        return uncached_per_s * self.prefill_s + decode_per_s * self.sequence_s
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.2g}")
-
-
-def _minute(wall: float, demand: Demand) -> Minute:
-    return Minute(wall, demand.arrivals_per_s, demand.uncached_tokens_per_s, demand.decode_tokens_per_s, 0.0)
 
 
 def _expected(history: History, demand: Demand, load: Busy, current: float, expected: float) -> Demand:
@@ -99,8 +105,11 @@ def _expected(history: History, demand: Demand, load: Busy, current: float, expe
         return demand
     if current > 0.0:
         return demand.times(expected / current)
-    for minute in reversed(history.minutes[-forecasting.TRIED :]):
-        if (then := load(minute)) > 0.0:
-            uncached = minute.prefill_tokens_per_s * (1.0 - minute.hit_rate)
-            return Demand(minute.arrivals_per_s, uncached, minute.decode_tokens_per_s).times(expected / then)
-    return demand
+    lately = Past.of(history.minutes[-forecasting.TRIED :])
+    loads = load(lately)
+    busy = np.flatnonzero(loads > 0.0)
+    if not len(busy):
+        return demand
+    minute, then = lately[int(busy[-1])], float(loads[busy[-1]])
+    uncached = minute.prefill_tokens_per_s * (1.0 - minute.hit_rate)
+    return Demand(minute.arrivals_per_s, uncached, minute.decode_tokens_per_s).times(expected / then)
