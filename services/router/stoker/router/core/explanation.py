@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import overload
 
-from stoker.router.core.ring import Ring
 from stoker.router.core.seats import Floats
 from stoker.router.core.values import Candidate
 
@@ -93,7 +91,7 @@ class Columns(Explanation):
             trust.tolist(),
             (ranks.get(row, RANKS) for row in range(len(self.ids))),
         )
-        return sorted(views, key=_preference)
+        return sorted(views, key=preference)
 
     def cheapest(self, count: int) -> list[str]:
         """Return the first few ids of those that were open, by cost alone: two sums and one sort."""
@@ -106,28 +104,6 @@ class Columns(Explanation):
         return [self.ids[row] for row in ranked.tolist()]
 
 
-class Rows(Explanation):
-    """Of a few, who are all there but for their places on the ring."""
-
-    __slots__ = ("_candidates", "_key", "_ring")
-
-    def __init__(self, ids: tuple[str, ...], candidates: Sequence[Candidate], ring: Ring, key: int) -> None:
-        """`key` is the one by which the ring was asked."""
-        super().__init__(ids)
-        self._candidates = candidates
-        self._ring = ring
-        self._key = key
-
-    def _told(self) -> list[Candidate]:
-        ranks = {name: rank for rank, name in enumerate(islice(self._ring.order(self._key), RANKS))}
-        views = [each._replace(ring_rank=ranks.get(each.replica, RANKS)) for each in self._candidates]
-        return sorted(views, key=_preference)
-
-    def cheapest(self, count: int) -> list[str]:
-        """Return the first few ids of those that were open, by cost alone."""
-        opened = sorted((each.cost, row) for row, each in enumerate(self._candidates) if each.open)
-        return [self.ids[row] for _, row in opened[:count]]
-
-
-def _preference(view: Candidate) -> tuple[float, int]:
+def preference(view: Candidate) -> tuple[float, int]:
+    """Return what candidates are sorted by."""
     return round(view.cost, ALIKE_DIGITS), view.ring_rank

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from itertools import islice
 from math import ceil
+from operator import add
 from typing import NamedTuple
 
 from stoker.router.core import homes
-from stoker.router.core.explanation import ALIKE_DIGITS, RANKS, Rows
+from stoker.router.core.explanation import ALIKE_DIGITS, RANKS, Explanation, preference
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.panel import Panel
 from stoker.router.core.ring import Ring
@@ -22,7 +23,7 @@ FEW = 7
 """Replicas of a fleet up to which this is the faster way, and sums are the same to their last digits."""
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """What `Match` is in columns, where all digests are trusted."""
 
     exact: list[int]
@@ -30,6 +31,78 @@ class _Found(NamedTuple):
     cached: list[float]
     shown: int
     deepest: int
+
+
+class Weighed(NamedTuple):
+    """What `decide.Weighed` is in columns."""
+
+    cost: list[float]
+    load: list[float]
+    weight: list[float]
+    slack: float
+    """The part of the load of all that one of capacity 1 may hold."""
+    total: float
+    parts: tuple[float, ...]
+    floor: float
+
+    def bound(self, row: int) -> float:
+        """Return the bound of a row, in tokens."""
+        return max(ceil(self.slack * (self.total + self.weight[row]) * self.parts[row]), self.floor)
+
+    def opened(self) -> list[int]:
+        """Return the rows that the bound admits this request to."""
+        tokens = list(map(add, self.load, self.weight))
+        return [row for row, each in enumerate(tokens) if each <= self.floor or each <= self.bound(row)]
+
+
+class Rows(Explanation):
+    """The candidates row by row, told only to those who ask."""
+
+    __slots__ = ("_found", "_known", "_ring", "_ring_key", "_size", "_weighed")
+
+    def __init__(
+        self,
+        ids: tuple[str, ...],
+        weighed: Weighed,
+        found: Found,
+        known: list[bool],
+        size: int,
+        ring: Ring,
+        ring_key: int,
+    ) -> None:
+        """`known`: those with a digest; `size`: of a block, in tokens; `ring_key`: what the ring was asked by."""
+        super().__init__(ids)
+        self._weighed = weighed
+        self._found = found
+        self._known = known
+        self._size = size
+        self._ring = ring
+        self._ring_key = ring_key
+
+    def _told(self) -> list[Candidate]:
+        ranks = {name: rank for rank, name in enumerate(islice(self._ring.order(self._ring_key), RANKS))}
+        weighed, found = self._weighed, self._found
+        views = [
+            Candidate(
+                replica=name,
+                cost=weighed.cost[row],
+                load=weighed.load[row],
+                weight=weighed.weight[row],
+                bound=weighed.bound(row),
+                exact=self._size * found.exact[row],
+                speculative=self._size * found.believed[row],
+                cached=found.cached[row],
+                trust=1.0 if self._known[row] else 0.0,
+                ring_rank=ranks.get(name, RANKS),
+            )
+            for row, name in enumerate(self.ids)
+        ]
+        return sorted(views, key=preference)
+
+    def cheapest(self, count: int) -> list[str]:
+        """Return the first few ids of those that were open, by cost alone."""
+        opened = sorted(self._weighed.opened(), key=self._weighed.cost.__getitem__)
+        return [self.ids[row] for row in opened[:count]]
 
 
 def decide(
@@ -47,33 +120,34 @@ def decide(
     credit = _credit(request, fleet, panel, found, known)
     if home is not None:
         credit[home] = max(credit[home], fleet.config.home_credit * unknown)
-    candidates = _weigh(request, fleet, panel, now, found, known, credit)
-    opened = [row for row, each in enumerate(candidates) if each.load + each.weight <= each.bound]
+    weighed = _weigh(request, fleet, panel, now, found.cached, credit)
+    opened = weighed.opened()
     if not opened:
         return None
-    lowest = round(min([candidates[row].cost for row in opened]), ALIKE_DIGITS)
-    tied = [row for row in opened if round(candidates[row].cost, ALIKE_DIGITS) == lowest]
+    costs = [round(weighed.cost[row], ALIKE_DIGITS) for row in opened]
+    lowest = min(costs)
+    tied = [row for row, cost in zip(opened, costs, strict=True) if cost == lowest]
     best = home if home in tied else tied[0] if len(tied) == 1 else _first(tied, key, fleet.ring, panel)
-    chosen = candidates[best]
-    reason = _reason(chosen, max(found.cached), at_home=best == home)
-    spread = request.block_size * (found.shown - found.believed[best]) > homes.HOT * unknown
+    size = request.block_size
+    reason = _reason(found, best, size, at_home=best == home)
+    spread = size * (found.shown - found.believed[best]) > homes.HOT * unknown
     if spread and reason in homes.MISSES:
         return None
-    cached = round(chosen.cached)
+    cached = round(found.cached[best])
     return Decision(
-        replica=chosen.replica,
+        replica=panel.ids[best],
         reason=Reason.PANIC if panic else reason,
         cached_tokens=cached,
         prefill_tokens=request.prompt_tokens - cached,
         over_bound=False,
-        candidates=Rows(panel.ids, candidates, fleet.ring, key) if explain else (),
-        shown_tokens=chosen.exact,
-        cost=chosen.cost,
-        considered=len(candidates),
+        candidates=Rows(panel.ids, weighed, found, known, size, fleet.ring, key) if explain else (),
+        shown_tokens=size * found.exact[best],
+        cost=weighed.cost[best],
+        considered=len(panel),
     )
 
 
-def _match(request: Request, fleet: Fleet, panel: Panel) -> _Found:
+def _match(request: Request, fleet: Fleet, panel: Panel) -> Found:
     """Look a prompt up in the fleet's digests and among recent dispatches."""
     size, config = request.block_size, fleet.config
     exact, worth, shown = [0] * len(panel), [0.0] * len(panel), 0
@@ -85,12 +159,12 @@ def _match(request: Request, fleet: Fleet, panel: Panel) -> _Found:
     believed, deepest = exact, shown
     guessed = fleet.speculation.runs(request.keys, runs)
     if guessed:
-        believed = [max(pair) for pair in zip(exact, _depths(guessed, panel), strict=True)]
+        believed = list(map(max, exact, _depths(guessed, panel)))
         worth = _more(worth, config.speculative_credit * size, exact, believed)
         deepest = max(shown, guessed[-1][0])
     # The last token is always computed: the engine needs its logits.
     most = max(0.0, request.prompt_tokens - 1.0)
-    return _Found(exact, believed, [each if each < most else most for each in worth], shown, deepest)
+    return Found(exact, believed, [each if each < most else most for each in worth], shown, deepest)
 
 
 def _depths(runs: Runs, panel: Panel) -> list[int]:
@@ -107,7 +181,7 @@ def _more(worth: list[float], credit: float, before: list[int], after: list[int]
     return [each + credit * (more - less) for each, less, more in zip(worth, before, after, strict=True)]
 
 
-def _credit(request: Request, fleet: Fleet, panel: Panel, found: _Found, known: list[bool]) -> list[float]:
+def _credit(request: Request, fleet: Fleet, panel: Panel, found: Found, known: list[bool]) -> list[float]:
     """Return the tokens that those without a digest are credited with by the ring."""
     credit = [0.0] * len(panel)
     if not all(known):
@@ -118,31 +192,20 @@ def _credit(request: Request, fleet: Fleet, panel: Panel, found: _Found, known: 
 
 
 def _weigh(
-    request: Request,
-    fleet: Fleet,
-    panel: Panel,
-    now: float,
-    found: _Found,
-    known: list[bool],
-    credit: list[float],
-) -> list[Candidate]:
-    """Return every candidate, its place on the ring left open."""
-    config, size, prompt = fleet.config, request.block_size, request.prompt_tokens
+    request: Request, fleet: Fleet, panel: Panel, now: float, cached: list[float], credit: list[float]
+) -> Weighed:
+    config, prompt = fleet.config, request.prompt_tokens
     loads = fleet.load.loads(now)[panel.seats].tolist()
     rates = fleet.rates.column[panel.seats].tolist()
-    kv = config.kv_weight * (prompt + request.output_tokens)
-    slack, total = (1.0 + config.epsilon) / panel.capacities, sum(loads)
-    candidates = []
-    for row, name in enumerate(panel.ids):
-        cached, load = found.cached[row], loads[row]
-        prefill = prompt - cached
-        weight = prefill + kv
-        cost = (load + config.miss_weight * (prefill - credit[row])) / rates[row]
-        bound = max(ceil(slack * (total + weight) * panel.parts[row]), config.floor_tokens)
-        exact, believed = size * found.exact[row], size * found.believed[row]
-        trust = 1.0 if known[row] else 0.0
-        candidates.append(Candidate(name, cost, load, weight, bound, exact, believed, cached, trust, RANKS))
-    return candidates
+    kv, miss = config.kv_weight * (prompt + request.output_tokens), config.miss_weight
+    prefills = [prompt - each for each in cached]
+    costs = [
+        (load + miss * (prefill - each)) / rate
+        for load, prefill, each, rate in zip(loads, prefills, credit, rates, strict=True)
+    ]
+    slack = (1.0 + config.epsilon) / panel.capacities
+    weights = [each + kv for each in prefills]
+    return Weighed(costs, loads, weights, slack, sum(loads), panel.parts, config.floor_tokens)
 
 
 def _first(tied: list[int], key: int, ring: Ring, panel: Panel) -> int:
@@ -151,9 +214,10 @@ def _first(tied: list[int], key: int, ring: Ring, panel: Panel) -> int:
     return next((row for row in order if row is not None and row in tied), tied[0])
 
 
-def _reason(chosen: Candidate, most: float, *, at_home: bool) -> Reason:
-    if most > chosen.cached:
+def _reason(found: Found, best: int, size: int, *, at_home: bool) -> Reason:
+    cached = found.cached[best]
+    if max(found.cached) > cached:
         return Reason.SPILL
-    if chosen.cached:
-        return Reason.EXACT if 2 * chosen.exact >= chosen.cached else Reason.SPECULATIVE
+    if cached:
+        return Reason.EXACT if 2 * size * found.exact[best] >= cached else Reason.SPECULATIVE
     return Reason.RING if at_home else Reason.SPILL

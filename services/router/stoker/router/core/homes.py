@@ -20,6 +20,7 @@ from stoker.router.core.panel import Panel
 from stoker.router.core.seats import Floats
 from stoker.router.core.values import Reason, Request
 
+_DOUBLING = tuple(1 << power for power in range(64))
 MISSES = (Reason.SPILL, Reason.RING)
 HOT = 32.0
 """A prefix so many times as long as what nobody holds is copied in a ring order of its own."""
@@ -63,13 +64,16 @@ def row(key: int, fleet: Fleet, panel: Panel) -> int | None:
 
 def tokens(request: Request, fleet: Fleet, panel: Panel) -> dict[int, int]:
     """Return how many tokens of the prompt candidates are the homes of, by row."""
+    keys, rows = request.keys, panel.rows
+    depths = _DOUBLING[: len(keys).bit_length()]
+    asked = [keys[depth - 1] for depth in depths]
     found: dict[int, int] = {}
-    depth = 1
-    while depth <= len(request.keys):
-        home = row(request.keys[depth - 1], fleet, panel)
+    for key, depth, name in zip(asked, depths, fleet.ring.homes(asked), strict=True):
+        home = rows.get(name or "")
+        if home is None:
+            home = row(key, fleet, panel)
         if home is not None:
             found[home] = depth * request.block_size
-        depth *= 2
     return found
 
 

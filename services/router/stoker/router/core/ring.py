@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -79,6 +79,11 @@ class Ring:
                 self._homes.clear()
             home = self._homes[key] = self._names[self._owners.item(self._start(key) % size)]
         return home
+
+    def homes(self, keys: Sequence[int]) -> list[str | None]:
+        """Return the homes of several keys."""
+        known = self._homes.get
+        return [known(key) or self.home(key) for key in keys]
 
     def _start(self, key: int) -> int:
         # Keys of one prefix family may be close: mix, so that neighbours scatter.

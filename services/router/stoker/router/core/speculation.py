@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 
 from stoker.router.core.seats import Seats, bits_of
-from stoker.router.core.walk import Runs, Source, Translation, ends, runs_of, walk
+from stoker.router.core.walk import Runs, Source, Translation, ends, passed, runs_of, walk
 
 _LONGEST_S = 600.0
 
@@ -48,10 +48,13 @@ class Speculation:
         if len(self._young) + len(keys) > self._limit:
             self._turn(now)
         bit = self._bits.get(replica) or self._new_bit(replica)
-        young, start = self._young, 0
-        keys = keys[: self._limit]
+        young = self._young
+        if len(keys) > self._limit:
+            keys = keys[: self._limit]
+        # What a walk would take to be there is there already.
+        start = passed(keys, 0, len(keys), bit, young.get)
         # Run by run, and one object for equal masks: a walk compares them.
-        for held, run in groupby(map(young.get, keys)):
+        for held, run in groupby(map(young.get, islice(keys, start, None))):
             end = start + len(list(run))
             if not held or not held & bit:
                 young.update(dict.fromkeys(keys[start:end], (held or 0) | bit))

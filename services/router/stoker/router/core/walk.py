@@ -142,7 +142,7 @@ def _falls_of_one(
         start = stop
 
 
-def passed(keys: list[int], start: int, end: int, alive: int, held: Callable[[int], int | None]) -> int:
+def passed(keys: Sequence[int], start: int, end: int, alive: int, held: Callable[[int], int | None]) -> int:
     """Return where the first keys begin of which not all of `alive` hold the last, or that are few."""
     while end - start >= _CHUNK and not alive & ~(held(keys[start + _CHUNK - 1]) or 0):
         start += _CHUNK
