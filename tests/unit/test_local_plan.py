@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from stoker.cli.serving import router_settings
+from stoker.common.config import ConfigError
 from stoker.common.errors import InvalidRequest, StokerError
 from stoker.local.deployment import LocalDeployment
 from stoker.local.etcd import EtcdMember
@@ -61,6 +63,16 @@ def test_an_envoy_before_each_router_asks_it_and_outlives_it(tmp_path: Path) -> 
     bare = make_plan(StackSpec(routers=2), Home(tmp_path), picker())
     assert not bare.endpoints.envoy
     assert not any("ext_authz" in " ".join(service.argv) for service in bare.services)
+
+
+def test_settings_of_routers_reach_each_of_them_and_nobody_else(tmp_path: Path) -> None:
+    spec = StackSpec(routers=2, router_settings=("routing.hold_s=0",))
+    plan = make_plan(spec, Home(tmp_path), picker())
+    told = [service.name for service in plan.services if "routing.hold_s=0" in service.argv]
+    assert told == ["router", "router-2"]
+    assert router_settings(["routing.hold_s=0"]) == ("routing.hold_s=0",)
+    with pytest.raises(ConfigError, match="no such setting"):
+        router_settings(["routing.hold=0"])
 
 
 def test_everything_listens_on_the_loopback(tmp_path: Path) -> None:

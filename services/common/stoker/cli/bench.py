@@ -18,7 +18,7 @@ from stoker.cli.demo import bench_of, cells
 from stoker.cli.fleet import Registries, settled
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
-from stoker.cli.serving import EngineChoice, temporary
+from stoker.cli.serving import EngineChoice, RouterSettingOption, router_settings, temporary
 from stoker.common.errors import Conflict, InvalidRequest, StokerError
 from stoker.local.deployment import LocalDeployment, has_gpu
 from stoker.local.plan import StackSpec
@@ -69,6 +69,7 @@ def bench_routing(
     api: Annotated[ApiChoice, typer.Option("--api", help="How the clients ask.")] = ApiChoice.HTTP,
     routers: Annotated[int, typer.Option("--routers", min=1, max=16, help="Routers; clients use all.")] = 1,
     workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Processes of each router.")] = 1,
+    setting: RouterSettingOption = None,
     model: Annotated[str, typer.Option("--model", help="Model directory or hub id. Default: a tiny one.")] = "",
     stack: Annotated[
         str, typer.Option("--stack", help="Measure on the running local stack: name of the deployment.")
@@ -84,8 +85,16 @@ def bench_routing(
 
     out = Output(output)
     policies = list(dict.fromkeys(p.value for p in policy or list(Policy)))
+    if stack and setting:
+        raise InvalidRequest.field("--set", "a running stack has its settings; give them to `stoker up`")
     spec = StackSpec(
-        engine.value, nodes=replicas, routers=routers, workers=workers, fixed_ports=False, policy_header=True
+        engine.value,
+        nodes=replicas,
+        routers=routers,
+        workers=workers,
+        fixed_ports=False,
+        policy_header=True,
+        router_settings=router_settings(setting),
     )
     deployment = LocalDeployment(engine.value, replicas, model, on_gpu=has_gpu(), pressure=True)
 
@@ -109,6 +118,7 @@ def bench_routing(
         "routers": len(measured.routers),
         "clients": clients,
         "seed": seed,
+        "settings": setting or [],
     }
     results = [over_rounds(each) for each in runs.values()]
     out.result(as_json(runs, about), _table(results))

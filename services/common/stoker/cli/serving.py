@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from stoker.cli.fleet import Fleet, Registries, wait_settled
+from stoker.common import config
 from stoker.common.errors import StokerError
 from stoker.local.deployment import LocalDeployment, has_gpu
 from stoker.local.plan import EngineKind, StackSpec, make_plan
@@ -34,6 +38,20 @@ class DataPlaneChoice(StrEnum):
 
     ROUTER = "router"
     ENVOY = "envoy"
+
+
+RouterSettingOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="KEY=VALUE, a setting of the routers, for instance routing.hold_s=0. Repeatable."),
+]
+
+
+def router_settings(given: Sequence[str] | None) -> tuple[str, ...]:
+    """The settings, checked as a router would before anything is started."""
+    from stoker.router.config import RouterConfig  # slow to import
+
+    config.load(RouterConfig, None, given or ())
+    return tuple(given or ())
 
 
 @dataclass(frozen=True)

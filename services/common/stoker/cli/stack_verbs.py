@@ -11,7 +11,14 @@ import typer
 from stoker.cli import demo
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output, Verbatim, own_name
-from stoker.cli.serving import DataPlaneChoice, EngineChoice, Serving, lasting
+from stoker.cli.serving import (
+    DataPlaneChoice,
+    EngineChoice,
+    RouterSettingOption,
+    Serving,
+    lasting,
+    router_settings,
+)
 from stoker.local.deployment import LocalDeployment, has_gpu
 from stoker.local.etcd import DEVELOPMENT_NOTICE
 from stoker.local.plan import StackSpec
@@ -45,6 +52,7 @@ def up(
     routers: Annotated[int, typer.Option("--routers", min=1, max=16, help="Routers side by side.")] = 1,
     workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Processes of each router.")] = 1,
     data_plane: DataPlaneOption = DataPlaneChoice.ROUTER,
+    setting: RouterSettingOption = None,
     detach: Annotated[
         bool, typer.Option("--detach/--foreground", help="Leave it running, or stop it at Ctrl-C.")
     ] = True,
@@ -71,6 +79,7 @@ def up(
         workers=workers,
         policy_header=True,
         data_plane=data_plane.value,
+        router_settings=router_settings(setting),
     )
 
     async def work() -> None:

@@ -42,6 +42,8 @@ class StackSpec:
     """Let requests choose the routing policy, for measurements."""
     data_plane: DataPlane = "router"
     """Who carries the tokens of OpenAI HTTP: routers, or an Envoy before each."""
+    router_settings: tuple[str, ...] = ()
+    """Further settings of each router, KEY=VALUE."""
 
     def __post_init__(self) -> None:
         for name, most in (("nodes", 64), ("slots", 64), ("routers", 16), ("workers", 64)):
@@ -125,6 +127,8 @@ def _router(number: int, spec: StackSpec, home: Home, endpoints: Endpoints, chec
         drain_s="5",
         workers=str(spec.workers),
     )
+    for setting in spec.router_settings:
+        argv += ("--set", setting)
     return Service(name, argv, Probe("grpc", target), starts=_REST, stops=_STOP_ROUTER)
 
 
