@@ -42,7 +42,7 @@ class DataPlaneChoice(StrEnum):
 
 RouterSettingOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="KEY=VALUE, a setting of the routers, for instance routing.hold_s=0. Repeatable."),
+    typer.Option("--set", help="KEY=VALUE, a setting of the routers, for instance routing.hold_s=0.4. Repeatable."),
 ]
 
 
