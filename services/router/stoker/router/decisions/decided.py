@@ -85,18 +85,18 @@ class Remembered(NamedTuple):
     def of(cls, decided: Decided, missing: Sequence[str] | None = None) -> Remembered:
         """What is worth remembering of a decision; of those `missing` among the candidates, why (default: of all)."""
         plan, keys = decided.plan, decided.plan.request.keys
-        return cls(
-            decision=decided.decision,
-            policy=plan.policy,
-            source=plan.source,
-            why=plan.why,
-            tokens=plan.tokens,
-            blocks=len(keys),
-            last_key=keys[-1] if keys else 0,
-            at=decided.at,
-            waited_s=decided.at - decided.since,
-            attempt=decided.attempt,
-            excluded=_excluded(decided, missing_of(decided) if missing is None else missing),
+        return cls(  # by position: each decision pays for it
+            decided.decision,
+            plan.policy,
+            plan.source,
+            plan.why,
+            plan.tokens,
+            len(keys),
+            keys[-1] if keys else 0,
+            decided.at,
+            decided.at - decided.since,
+            decided.attempt,
+            _excluded(decided, missing_of(decided) if missing is None else missing),
         )
 
 
@@ -161,6 +161,8 @@ def missing_of(decided: Decided) -> list[str]:
 
 
 def _excluded(decided: Decided, missing: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    if not missing:
+        return ()
     targets = decided.plan.pool.targets
     return tuple((name, _why_not(decided, targets[name])) for name in missing if name in targets)
 

@@ -67,6 +67,20 @@ class Target:
     ready_at: float | None = None
     """When this life of its engine became ready, by the router's monotonic clock; None where that was not seen."""
     _begun: int | None = None  # the epoch of the last life that was ready
+    id: str = field(init=False)
+    """The replica's id, with the rank where there is one."""
+    url: str = field(init=False)
+    """Base URL of its engine, without a trailing slash."""
+
+    def __post_init__(self) -> None:
+        name = self.record.replica_id
+        self.id = name if self.rank is None else rank_id(name, self.rank)
+        self.announced(self.record)
+
+    def announced(self, record: records_pb2.Replica) -> None:
+        """Take what is announced of it now."""
+        self.record = record
+        self.url = record.engine.http_url.rstrip("/")
 
     def begins(self, now: float | None) -> None:
         """Note when a new life of the engine has become ready."""
@@ -79,11 +93,6 @@ class Target:
             leave()
 
     @property
-    def id(self) -> str:
-        """The replica's id, with the rank where there is one."""
-        return self.record.replica_id if self.rank is None else rank_id(self.record.replica_id, self.rank)
-
-    @property
     def headers(self) -> dict[str, str]:
         """What tells its engine which rank is meant."""
         return {} if self.rank is None else {RANK_HEADER: str(self.rank)}
@@ -92,11 +101,6 @@ class Target:
     def siblings(self) -> frozenset[str]:
         """The ids of all targets that this one's engine serves, its own among them: they live and die together."""
         return frozenset((self.id,)) if self.rank is None else frozenset(target_ids(self.record))
-
-    @property
-    def url(self) -> str:
-        """Base URL of its engine, without a trailing slash."""
-        return self.record.engine.http_url.rstrip("/")
 
     @property
     def known_blocks(self) -> int:

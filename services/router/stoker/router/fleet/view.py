@@ -169,7 +169,8 @@ class View:
             target = self.targets[target_id] = Target(record, rank)
             renewed = True
         else:
-            before, target.record = target.record, record
+            before = target.record
+            target.announced(record)
             renewed = record.epoch != before.epoch or record.engine.http_url != before.engine.http_url
             if 0 < record.epoch < before.epoch and target.pool is not None:
                 # Begun on a host whose clock is behind: what it tells would count as old news for ever.
