@@ -56,7 +56,7 @@ def test_a_day_in_the_life_of_a_stack(cli: Cli, tmp_path: Path) -> None:
     assert cli.json("scale", "tiny", "3")["previous"] == 2
     assert cli.json("status")["unplaced"] == []
     cli.json("scale", "tiny", "5", "--no-wait")
-    eventually_blocking(lambda: bool(cli.json("status")["unplaced"]), "the planner says what has no place", 10)
+    eventually_blocking(lambda: bool(cli.json("status")["unplaced"]), "the planner says what has no place", 60)
     (waiting,) = cli.json("status")["unplaced"]
     assert (waiting["deployment"], waiting["replicas"]) == ("tiny", 2)
     assert "of 3 nodes 0 fit" in waiting["reason"]
@@ -135,7 +135,7 @@ def started_services(cli: Cli, part: str, count: int) -> bool:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_stops_what_was_started(cli: Cli, signum: signal.Signals) -> None:
     demo = cli.start("demo", "--engine", "sim")
-    eventually_blocking(lambda: started_services(cli, "demo", 3), "some services are ready", 30)
+    eventually_blocking(lambda: started_services(cli, "demo", 3), "some services are ready", 60)
     demo.send_signal(signum)
     out, err = demo.communicate(timeout=60)
     assert demo.returncode == 130, err
@@ -148,10 +148,10 @@ def test_ctrl_c_stops_what_was_started(cli: Cli, signum: signal.Signals) -> None
 
 def test_a_killed_demo_takes_its_stack_along(cli: Cli) -> None:
     demo = cli.start("demo", "--engine", "sim")
-    eventually_blocking(lambda: started_services(cli, "demo", 8), "all services are ready", 30)
+    eventually_blocking(lambda: started_services(cli, "demo", 8), "all services are ready", 60)
     demo.kill()
     demo.communicate()
-    eventually_blocking(lambda: cli.left() == [], "nothing is left of a killed demo", 30)
+    eventually_blocking(lambda: cli.left() == [], "nothing is left of a killed demo", 60)
 
 
 def test_down_ends_what_a_killed_supervisor_left(cli: Cli) -> None:
@@ -161,7 +161,7 @@ def test_down_ends_what_a_killed_supervisor_left(cli: Cli) -> None:
     supervisor = state.supervisor
     assert supervisor is not None
     assert supervisor.signal(signal.SIGKILL)
-    eventually_blocking(lambda: not supervisor.alive(), "the supervisor is gone", 5)
+    eventually_blocking(lambda: not supervisor.alive(), "the supervisor is gone", 60)
     assert len(cli.left()) >= 7
     assert cli.json("down")["ended"] >= 7
     assert cli.left() == []

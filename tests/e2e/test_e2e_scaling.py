@@ -137,7 +137,7 @@ async def test_replicas_follow_the_load_and_no_request_is_lost(stack: tuple[Serv
 
         await eventually(one_left, "the others drain and stop", 120)
         served = len(low.ttfts)
-        await eventually(lambda: len(low.ttfts) >= served + 2, "the one that is left serves", 30)
+        await eventually(lambda: len(low.ttfts) >= served + 2, "the one that is left serves", 60)
     assert low.lost == []
     reasons = [
         because["code"] for because in (await asyncio.to_thread(cli.json, "scaler", "why", "tiny"))["now"]["because"]

@@ -49,7 +49,7 @@ async def service_when(stack: LocalStack, name: str, wanted: str, restarts: int)
         found = next(s for s in state.services if s.name == name)
         return found if found.status == wanted and found.restarts >= restarts else None
 
-    there: ServiceState = await eventually(service, f"{name} is {wanted}", 20.0)
+    there: ServiceState = await eventually(service, f"{name} is {wanted}", 60.0)
     return there
 
 

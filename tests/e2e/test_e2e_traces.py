@@ -49,14 +49,14 @@ async def test_one_trace_from_router_to_engine(tmp_path: Path, etcd: EtcdServer)
                     ("stoker-node-agent", GENERATE),
                     ("vllm", "llm_request"),
                 ]
-                await eventually(lambda: all(each in collector.spans for each in chain), "all spans collected", 20)
+                await eventually(lambda: all(each in collector.spans for each in chain), "all spans collected", 60)
                 parent = bytes.fromhex(CALLER.split("-")[2])
                 for each in chain:
                     assert collector.spans[each].parent_span_id == parent, each
                     parent = collector.spans[each].span_id
                 asked = ("stoker-router", TOKENIZE)
-                await eventually(lambda: asked in collector.spans, "the tokenizing, too", 20)
-                await eventually(lambda: ("stoker-node-agent", TOKENIZE) in collector.spans, "at the agent", 20)
+                await eventually(lambda: asked in collector.spans, "the tokenizing, too", 60)
+                await eventually(lambda: ("stoker-node-agent", TOKENIZE) in collector.spans, "at the agent", 60)
                 # Over HTTP the router asks the engine itself.
                 collector.spans.clear()
                 url = f"http://127.0.0.1:{running.router.http_port}/v1/completions"
@@ -66,7 +66,7 @@ async def test_one_trace_from_router_to_engine(tmp_path: Path, etcd: EtcdServer)
                     session.post(url, json=body, headers={"Traceparent": CALLER}) as answer,
                 ):
                     assert answer.status == 200
-                await eventually(lambda: len(collector.spans) == 4, "all spans of the HTTP request", 20)
+                await eventually(lambda: len(collector.spans) == 4, "all spans of the HTTP request", 60)
                 assert (
                     collector.spans["vllm", "llm_request"].parent_span_id
                     == collector.spans["stoker-router", "engine"].span_id

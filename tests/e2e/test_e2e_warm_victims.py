@@ -66,7 +66,7 @@ async def test_whose_prompts_nobody_asks_for_goes_first(stack: Serving) -> None:
         async def has_victims() -> bool:
             return bool((await decided()).victims)
 
-        await eventually(has_victims, "victims are named", 30)
+        await eventually(has_victims, "victims are named", 60)
         asking.cancel()
         desired = await decided()
         costs = {each.text.split()[0]: each.numbers for each in desired.because if each.code == "VICTIM"}

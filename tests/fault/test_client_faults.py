@@ -45,7 +45,7 @@ async def fleet(whole: Fleet) -> AsyncIterator[Fleet]:
         nodes = [await agent.node() for agent in whole.agents]
         return len(nodes) == 2 and sum(target.ready for target in app.view.targets.values()) == 2
 
-    await until("all replicas ready", all_serve, within_s=40)
+    await until("all replicas ready", all_serve, within_s=60)
     yield whole
     await eventually(lambda: not (app.router.in_flight or len(app.picks)), "every pick is released")
     assert app.view.pools["tiny"].fleet.load.in_flight == 0
@@ -139,7 +139,7 @@ async def test_a_router_that_is_killed_is_passed_over_and_what_it_picked_goes_on
     router = Service("router", tmp_path, [*settings, f"registries={registries}", f"tickets.keys={keys}"])
     router.start()
     try:
-        await until("the second router serves", lambda: serves(ports["http"]), within_s=40)
+        await until("the second router serves", lambda: serves(ports["http"]), within_s=60)
         dying, living = f"http://127.0.0.1:{ports['pick']}", f"http://127.0.0.1:{fleet.router.pick_http.number}"
         async with AsyncClient([dying, living]) as client:
             turns = client._ways.routers.pickers

@@ -79,14 +79,14 @@ async def test_an_agent_moves_to_another_registry_unseen(
         first, second = at(processes, agent)
         getattr(first, how)()
         # A killed peer is noticed at once, a frozen one by its silence.
-        await eventually(lambda: not watcher.watch._sources[first.endpoint].connected, within_s=6)
+        await eventually(lambda: not watcher.watch._sources[first.endpoint].connected, within_s=60)
         await eventually(
             lambda: (
                 agent.session.connected.is_set()
                 and agent.events
                 and len([e for e in agent.events if getattr(e, "endpoint", "") == second.endpoint]) > 0
             ),
-            within_s=10,
+            within_s=60,
         )
         agent.store("chat-0", 2)
         agent.load("chat-0", 1, 3)
@@ -100,7 +100,7 @@ async def test_an_agent_moves_to_another_registry_unseen(
         assert len(watcher.states("chat-0")) == len(set(watcher.states("chat-0"))), "no state was told twice"
         if how == "freeze":
             first.thaw()
-            await eventually(lambda: watcher.watch._sources[first.endpoint].connected, within_s=10)
+            await eventually(lambda: watcher.watch._sources[first.endpoint].connected, within_s=60)
             agent.store("chat-0", 3)
             await eventually(lambda: watcher.blocks["chat-0"] == {1, 2, 3})
             assert watcher.removed() == set()
@@ -120,9 +120,9 @@ async def test_a_restarted_registry_tells_nothing_twice(processes: list[Registry
         await eventually(lambda: isinstance(watcher.events[-1], SourceChanged) and not watcher.events[-1].connected)
         assert watcher.ready("chat-0")(), "the last view stays"
         processes[0].start()
-        await eventually(lambda: watcher.watch._sources[only[0]].connected, within_s=20)
+        await eventually(lambda: watcher.watch._sources[only[0]].connected, within_s=60)
         agent.store("chat-0", 2)
-        await eventually(lambda: watcher.blocks["chat-0"] == {1, 2}, within_s=20)
+        await eventually(lambda: watcher.blocks["chat-0"] == {1, 2}, within_s=60)
         changes = [e for e in watcher.events[seen:] if e in watcher.changes()]
         assert watcher.removed() == set()
         assert not any(c.upserts.replicas or c.upserts.deployments or c.upserts.nodes for c in changes)
@@ -146,7 +146,7 @@ async def test_etcd_killed_and_restarted_under_everyone(etcd_alone: EtcdServer) 
             etcd_alone.kill()
             assert a.registry is not None
             hub, already_s = a.registry.hub, a.registry.hub.staleness_s()
-            await eventually(lambda: watcher.watch.stale, within_s=10)
+            await eventually(lambda: watcher.watch.stale, within_s=60)
             # Load and digests flow without etcd.
             agent.store("chat-0", 2)
             agent.load("chat-0", 1, 3)
@@ -154,7 +154,7 @@ async def test_etcd_killed_and_restarted_under_everyone(etcd_alone: EtcdServer) 
             await eventually(lambda: "chat-0" in watcher.loads)
             await eventually(lambda: hub.staleness_s() > already_s + 3.5, "etcd is away for longer than the lease")
             etcd_alone.start()
-            await eventually(lambda: not watcher.watch.stale, within_s=10)
+            await eventually(lambda: not watcher.watch.stale, within_s=60)
             await lease_outlived(raw, 4)
             assert await raw.get(keys.node("n1")) is not None, "somebody renewed the lease since etcd is back"
             assert watcher.removed() == set()
@@ -219,7 +219,7 @@ async def test_a_mass_expiry_is_doubted(etcd_alone: EtcdServer) -> None:
             # All agents fell silent at once. One fifth goes, the rest is held.
             hub = registry.registry.hub if registry.registry is not None else None
             assert hub is not None
-            await eventually(lambda: len(hub.state.guard.held) == 8, within_s=15)
+            await eventually(lambda: len(hub.state.guard.held) == 8, within_s=60)
             assert len(watcher.watch.view.nodes) == 8
             held = sorted(hub.state.guard.held)
             async with contextlib.AsyncExitStack() as stack:
@@ -245,7 +245,7 @@ async def test_compaction_under_the_registry_loses_nothing(etcd_alone: EtcdServe
             assert hub._watch is not None
             # The watch is cut off while history moves on and is compacted away.
             etcd_alone.freeze()
-            await eventually(lambda: hub.staleness_s() > 6, within_s=10)
+            await eventually(lambda: hub.staleness_s() > 6, within_s=60)
             etcd_alone.thaw()
             async with EtcdClient([etcd_alone.endpoint]) as raw:
                 await raw.delete(keys.deployment("goes"))
@@ -282,7 +282,7 @@ async def test_all_registries_away_for_longer_than_a_lease(
         for node_id in ("n1", "n2"):
             await key_gone(raw, keys.node(node_id))
         only.start()
-        await eventually(lambda: watcher.watch._sources[only.endpoint].connected, within_s=20)
+        await eventually(lambda: watcher.watch._sources[only.endpoint].connected, within_s=60)
         assert watcher.removed() == set()
         for replica_id in ("chat-0", "code-0"):
             assert watcher.states(replica_id)[-1] == records_pb2.STATE_READY

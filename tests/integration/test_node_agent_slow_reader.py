@@ -54,7 +54,7 @@ async def test_a_reader_who_stands_still_is_cut_off(registry: Registry, tmp_path
             call: Any = stub.Generate(request, timeout=60)
             assert (await call.read()).started.replica_id == "slow-0"
             assert await running() == 1
-            await until("the engine is free though the caller reads nothing", idle, within_s=20)
+            await until("the engine is free though the caller reads nothing", idle, within_s=60)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await _exhaust(call)
             assert rpc.error_from(caught.value).reason == "SLOW_READER"

@@ -133,8 +133,8 @@ async def test_another_planner_goes_on_where_the_first_one_ended(fleet: Fleet) -
         async def leads() -> bool:
             return (await planner_status(second)).leading
 
-        await eventually(leads, within_s=20)
-        await eventually(lambda: "chat-1" not in fleet.view.assignments, within_s=20)
+        await eventually(leads, within_s=60)
+        await eventually(lambda: "chat-1" not in fleet.view.assignments, within_s=60)
         assert fleet.ready(2)
 
 
@@ -150,4 +150,4 @@ async def test_a_view_that_is_lost_meanwhile_ends_in_the_same(fleet: Fleet) -> N
         await fleet.begin()
         await fleet.registry.stop()
         await fleet.registry.start()
-        await eventually(lambda: "chat-1" not in fleet.view.assignments and fleet.ready(2), within_s=30)
+        await eventually(lambda: "chat-1" not in fleet.view.assignments and fleet.ready(2), within_s=60)

@@ -131,7 +131,7 @@ async def test_a_draining_node_is_emptied_and_a_lost_one_replaced(fleet: Fleet) 
     # Both agents are gone, and so are their nodes when their leases end. On a new one all is placed by its old name.
     names = fleet.replicas().keys()
     async with fleet.agent(node("n3")):
-        await eventually(lambda: fleet.ready(2) and set(fleet.replicas().values()) == {"n3"}, within_s=20)
+        await eventually(lambda: fleet.ready(2) and set(fleet.replicas().values()) == {"n3"}, within_s=60)
         assert fleet.replicas().keys() == names
 
 

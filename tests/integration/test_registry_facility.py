@@ -90,7 +90,7 @@ async def test_a_compaction_that_a_registry_missed_loses_no_edit(etcd_alone: Etc
         async with EtcdClient([etcd_alone.endpoint]) as etcd:
             await etcd.compact(newest.revision)
         await first.start()
-        await eventually(lambda: watcher.watch.view.facilities["current"].revision == newest.revision, within_s=20)
+        await eventually(lambda: watcher.watch.view.facilities["current"].revision == newest.revision, within_s=60)
 
 
 async def test_a_plan_drawn_before_an_edit_is_not_written(

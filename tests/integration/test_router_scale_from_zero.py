@@ -215,7 +215,7 @@ async def test_a_request_brings_a_model_back_through_the_real_services(tmp_path:
         ):
             await router.watch()
             for decider in deciders:
-                await eventually(decider.leading, f"{decider.role} leads", 20, not_yet=(grpc.aio.AioRpcError,))
+                await eventually(decider.leading, f"{decider.role} leads", 60, not_yet=(grpc.aio.AioRpcError,))
             policy = spec(least=0, most=1)
             policy.scaling.bounds.idle_s = 3.0
             policy.scaling.slo.window_s = 3.0
@@ -231,5 +231,5 @@ async def test_a_request_brings_a_model_back_through_the_real_services(tmp_path:
 
             answers = await asyncio.wait_for(asyncio.gather(*(asked() for _ in range(4))), 60)
             assert answers == [200] * 4
-            await until("nobody asks: the replica goes", lambda: not watch.view.replicas, within_s=40)
+            await until("nobody asks: the replica goes", lambda: not watch.view.replicas, within_s=60)
             assert await asyncio.wait_for(asked(), 60) == 200, "and comes back for the next request"

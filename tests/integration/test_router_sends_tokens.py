@@ -143,7 +143,7 @@ async def ways(vllm: RunningEngine) -> AsyncIterator[Ways]:
             routers.append(app)
         for app in routers:
             target = app.view.targets["tiny-0"]
-            await eventually(lambda target=target: target.parity == "ok", "parity with the engine", 30)  # type: ignore[misc]
+            await eventually(lambda target=target: target.parity == "ok", "parity with the engine", 60)  # type: ignore[misc]
         client = await stack.enter_async_context(aiohttp.ClientSession())
         yield Ways(routers[0], routers[1], client)
 

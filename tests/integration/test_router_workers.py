@@ -119,7 +119,7 @@ async def test_a_worker_that_stands_still_is_replaced() -> None:
     async with running() as workers:
         before = workers.pids()
         os.kill(before[0], signal.SIGSTOP)
-        await eventually(lambda: workers.heard("router.worker_frozen"), "it is found out", 40)
+        await eventually(lambda: workers.heard("router.worker_frozen"), "it is found out", 60)
         assert workers.heard("router.worker_frozen")[0]["pid"] == before[0]
         await eventually(lambda: len(workers.heard("router.listening")) == WORKERS + 1, "another one listens", 60)
         assert gone(before[0])
@@ -138,7 +138,7 @@ async def test_workers_end_when_their_parent_is_killed() -> None:
     async with running("drain_s=1") as workers:
         pids = workers.pids()
         workers.parent.kill()
-        await eventually(lambda: all(map(gone, pids)), "all workers are gone", 30)
+        await eventually(lambda: all(map(gone, pids)), "all workers are gone", 60)
 
 
 def test_the_workers_folder_is_locked_against_those_who_sweep_old_files() -> None:

@@ -38,7 +38,7 @@ async def test_the_replica_goes_that_holds_what_nobody_asks_for(etcd_alone: Etcd
             await client.put_deployment(spec("chat", replicas=3))
             fence = (await client.acquire_leadership("planner", "test", 30.0)).fence
             await client.apply_assignments(fence, [assignment(name, "n1") for name in NAMES])
-            await eventually(watcher.ready(*NAMES), within_s=10)
+            await eventually(watcher.ready(*NAMES), within_s=60)
             prompts = {name: block_keys(range(16 * 2_000), 16, root_key("m", cache_salt=name)) for name in NAMES}
             for name, keys in prompts.items():
                 agent.store(name, *keys)

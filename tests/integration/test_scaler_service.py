@@ -106,4 +106,4 @@ async def test_it_waits_for_a_registry_that_is_not_there_yet(etcd_alone: EtcdSer
             assert await rpc.wait_serving(mine.listen, 10)
             async with RegistryClient([endpoint]) as client, Watcher([endpoint]) as watcher:
                 await client.put_deployment(spec("chat", replicas=2))
-                await eventually(lambda: "chat" in watcher.watch.view.desired, within_s=15)
+                await eventually(lambda: "chat" in watcher.watch.view.desired, within_s=60)

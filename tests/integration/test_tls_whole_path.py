@@ -84,7 +84,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Secur
             async def node_known() -> bool:
                 return any(node.node_id == "node-a" for node in (await client.get_fleet()).records.nodes)
 
-            await until("the agent is known", node_known, within_s=30)
+            await until("the agent is known", node_known, within_s=60)
             await assign(client, ["node-a"], 2, [*SPEC_ARGS, "--sim-speed", "20"])
         settings = [f"listen.{port}=127.0.0.1:0" for port in ("grpc", "http", "pick")]
         settings += [*QUICK, *files.settings()]
@@ -94,7 +94,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Secur
         await router.start()
         try:
             await router.watch()
-            await until("all replicas ready and alike", lambda: all_ready(router, 2), within_s=40)
+            await until("all replicas ready and alike", lambda: all_ready(router, 2), within_s=60)
             yield Secured(authority, files, secure, registry, agent, router)
         finally:
             await router.close()

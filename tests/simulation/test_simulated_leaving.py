@@ -111,7 +111,7 @@ def test_what_cannot_be_computed_keeps_nobody(wanting: str) -> None:
         desk.ask(desk.second, PROMPT)
     if wanting == "evicted":
         desk.fleet.engines[desk.second].cache.take(tuple(OTHERS[100:900] + SAMPLED[5:105]))
-    desk.leave(SAMPLED[0], SAMPLED[1], tokens=3.0 * BLOCK)
+    desk.leave(SAMPLED[0], SAMPLED[1], tokens=BLOCK / 20)
     desk.clock.run_for(5.0)
     assert [replica.id for replica in desk.fleet.replicas] == [desk.first]
     assert desk.fleet.measured.warmed_blocks == (5 if wanting == "unfunded" else 0)

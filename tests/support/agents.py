@@ -52,7 +52,7 @@ class Service:
             self.process.kill()
             self.process.wait(10)
 
-    def terminate(self, within_s: float = 20.0) -> int:
+    def terminate(self, within_s: float = 60.0) -> int:
         """SIGTERM, and wait for the end; returns the exit status."""
         assert self.process is not None
         self.process.terminate()
@@ -143,7 +143,7 @@ async def inference(agent: Agent):  # type: ignore[no-untyped-def]
         yield inference_pb2_grpc.InferenceServiceStub(channel)
 
 
-async def until(what: str, look: Callable[[], object], within_s: float = 20.0) -> Any:
+async def until(what: str, look: Callable[[], object], within_s: float = 60.0) -> Any:
     """`eventually` for what a process is asked: one that does not answer, or refuses, is not ready yet."""
     return await eventually(look, what, within_s, not_yet=(grpc.RpcError, StokerError, OSError))
 
@@ -239,7 +239,7 @@ async def member(agent: Agent, replica_id: str) -> records_pb2.MemberStatus | No
 
 
 async def reaches(
-    agent: Agent, replica_id: str, state: records_pb2.State.ValueType, within_s: float = 20.0
+    agent: Agent, replica_id: str, state: records_pb2.State.ValueType, within_s: float = 60.0
 ) -> records_pb2.MemberStatus:
     """The member's status once it is in `state`."""
 

@@ -42,10 +42,10 @@ def free_port() -> int:
 
 async def lease_outlived(client: EtcdClient, ttl_s: int) -> None:
     """Wait until a lease of `ttl_s` seconds, granted now and never renewed, has ended by etcd's own clock."""
-    await lease_gone(client, await client.grant(ttl_s), within_s=ttl_s + 10)
+    await lease_gone(client, await client.grant(ttl_s), within_s=ttl_s + 60)
 
 
-async def lease_gone(client: EtcdClient, lease_id: int, within_s: float = 10.0) -> None:
+async def lease_gone(client: EtcdClient, lease_id: int, within_s: float = 60.0) -> None:
     """Wait until etcd no longer knows a lease."""
 
     async def gone() -> bool:
@@ -54,7 +54,7 @@ async def lease_gone(client: EtcdClient, lease_id: int, within_s: float = 10.0) 
     await eventually(gone, f"lease {lease_id:x} has ended", within_s)
 
 
-async def key_gone(client: EtcdClient, key: str, within_s: float = 10.0) -> None:
+async def key_gone(client: EtcdClient, key: str, within_s: float = 60.0) -> None:
     """Wait until etcd no longer holds a key."""
 
     async def gone() -> bool:
@@ -118,7 +118,7 @@ class EtcdServer:
         except (OSError, urllib.error.URLError):
             return False
 
-    def wait_healthy(self, within_s: float = 15.0) -> None:
+    def wait_healthy(self, within_s: float = 60.0) -> None:
         assert self._process is not None, f"{self.name} was not started"
         ended = self._process.poll
         eventually_blocking(lambda: self.healthy() or ended() is not None, f"{self.name} is healthy", within_s)

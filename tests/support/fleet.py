@@ -104,5 +104,5 @@ async def running_fleet(
             await assign(client, names, replicas, [*SPEC_ARGS, *args])
         async with running_router(f"registries={endpoints}", *settings) as router:
             await router.watch()
-            await until("all replicas ready and alike", lambda: all_ready(router, replicas), within_s=40)
+            await until("all replicas ready and alike", lambda: all_ready(router, replicas), within_s=60)
             yield Fleet(etcd, told, agents, router, replicas)

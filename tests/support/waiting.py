@@ -20,7 +20,7 @@ def _pause(waited_s: float) -> float:
 async def eventually(
     condition: Callable[[], object],
     what: str = "",
-    within_s: float = 10.0,
+    within_s: float = 60.0,
     *,
     not_yet: tuple[type[Exception], ...] = (),
 ) -> Any:
@@ -54,7 +54,7 @@ async def eventually(
         await asyncio.sleep(_pause(loop.time() - began))
 
 
-def eventually_blocking(condition: Callable[[], object], what: str, within_s: float = 10.0) -> Any:
+def eventually_blocking(condition: Callable[[], object], what: str, within_s: float = 60.0) -> Any:
     """`eventually` for code outside an event loop; the condition bounds its own duration."""
     began = time.monotonic()
     deadline = began + within_s

@@ -11,6 +11,7 @@ import pytest
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.registry.v1 import records_pb2
+from stoker.common.blocks import SAMPLE
 from stoker.common.errors import Exhausted, NotFound, StokerError, Unavailable
 from stoker.common.ticket_keys import KeyFile
 from stoker.node_agent import state_files, wire
@@ -70,7 +71,7 @@ def retirement(*prefixes: tuple[int, str], tokens: int = LENGTH, timeout_s: floa
 
 
 async def warm(asked: Retirement, longest: int = 10_000, **heirs: Heir) -> Warming:
-    warming = Warming(asked, prompt_of, longest, busy_pause_s=0.5)
+    warming = Warming(asked, prompt_of, longest, block_size=1, busy_pause_s=0.5)
     await warming.run(lambda name: heirs[name])
     return warming
 
@@ -91,9 +92,17 @@ async def test_each_successor_computes_its_prompts_in_order_one_at_a_time_and_al
 
 async def test_no_more_is_computed_than_the_plan_said() -> None:
     heir = Heir()
-    warming = await warm(retirement((1, "a"), (2, "a"), (3, "a"), tokens=60), a=heir)
-    assert heir.leaves == [1, 2], "prompts turned out longer: what they took is missing for the last one"
-    assert warming.budget.spent == 200
+    warming = await warm(retirement(*((leaf, "a") for leaf in range(100)), tokens=LENGTH // 2), a=heir)
+    assert 50 <= len(heir.leaves) <= 60, "prompts turned out longer: what they took is missing for the last ones"
+    assert warming.budget.spent == LENGTH * len(heir.leaves)
+
+
+async def test_a_few_prompts_may_be_longer_than_the_blocks_followed_of_them_say() -> None:
+    heir = Heir()
+    # Of a hundred blocks of one token each, six are followed on average: four are here.
+    warming = await warm(retirement(*((leaf, "a") for leaf in range(5)), tokens=4 * SAMPLE), a=heir)
+    assert heir.leaves == [0, 1, 2, 3, 4]
+    assert warming.budget.spent == 5 * LENGTH
 
 
 async def test_what_the_successor_holds_already_is_free() -> None:
@@ -163,7 +172,7 @@ class Follower:
         self.changes += 1
 
     def follow(self, asked: Retirement | None) -> None:
-        self.retiring.follow(asked, prompts, "m", 10_000)
+        self.retiring.follow(asked, prompts, "m", 10_000, 1)
 
 
 async def test_a_member_says_when_it_is_done_and_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:

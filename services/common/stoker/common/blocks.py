@@ -11,6 +11,7 @@ A key steers routing and never proves content: a collision costs a wrong guess a
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from array import array
@@ -116,6 +117,12 @@ def pack_keys(keys: Iterable[int]) -> bytes:
 def sampled(keys: Iterable[int]) -> list[int]:
     """Return those keys that are followed one by one, in order: one in `SAMPLE` of any, for keys are hashes."""
     return [key for key in keys if not key % SAMPLE]
+
+
+def at_most(tokens: float, block_size: int) -> int:
+    """Return the tokens that prompts may have whose followed blocks stand for `tokens`: three standard errors more,
+    which is much for a few prompts and little for many."""
+    return math.ceil(tokens + 3 * math.sqrt(tokens * SAMPLE * block_size))
 
 
 def unpack_keys(packed: bytes) -> array[int]:

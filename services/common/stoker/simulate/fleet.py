@@ -146,6 +146,7 @@ class SimulatedFleet:
             self._compute,
             self._clock,
             self._settings.retire_s,
+            engine.hardware.block_size,
             partial(self._drain, name),
         )
 

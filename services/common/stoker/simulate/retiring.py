@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from stoker.bench.replicas import Clock, Engine, Job
+from stoker.common.blocks import at_most
 from stoker.scaler.core.warming import Warming
 
 _BUSY_S = 0.5
@@ -25,11 +26,12 @@ class Retirement:
         compute: Callable[[str, Job, Callable[[], None]], None],
         clock: Clock,
         timeout_s: float,
+        block_size: int,
         done: Callable[[], None],
     ) -> None:
         """`engines` are those that serve, as they come and go; `prompt` tells the blocks that a leaf stands for;
         `compute` has a job done on one of them and calls back."""
-        self._left = sum(warming.tokens for warming in warmings)
+        self._left = at_most(sum(warming.tokens for warming in warmings), block_size)
         self._engines = engines
         self._prompt = prompt
         self._compute = compute

@@ -34,6 +34,8 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 0.1
 _LOG_LINES = 400
+_BLOCK_SIZE = 16
+"""Tokens a KV block of an engine that does not say."""
 _ADOPTION_PROBE_S = 1.0
 _TROUBLED = {State.BACKOFF, State.STARTING, State.STOPPED}
 
@@ -177,7 +179,8 @@ class MemberRunner:
             self._retiring.end()
             return
         longest = info.max_model_len - 1 if info.max_model_len else sys.maxsize
-        self._retiring.follow(self.member.task.retirement, life.prompts, info.model_names[0], longest)
+        block_size = info.block_size or _BLOCK_SIZE
+        self._retiring.follow(self.member.task.retirement, life.prompts, info.model_names[0], longest, block_size)
 
     def _seen(self, exit_: Exit | None) -> Seen:
         life = self._life

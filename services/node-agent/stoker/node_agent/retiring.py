@@ -15,6 +15,7 @@ import structlog
 from stoker.api.common.v1 import common_pb2
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.common import rpc
+from stoker.common.blocks import at_most
 from stoker.common.errors import Code, StokerError
 from stoker.common.ticket_keys import KeyFile
 from stoker.common.tickets import HEADER, Ticket
@@ -95,10 +96,11 @@ class Warming:
         retirement: Retirement,
         prompt_of: PromptOf,
         longest: int,
+        block_size: int,
         busy_pause_s: float,
     ) -> None:
-        """No prompt is asked for that is longer than `longest`."""
-        self.budget = Budget(sum(prefix.tokens for prefix in retirement.prefixes))
+        """No prompt is asked for that is longer than `longest`. Blocks have `block_size` tokens."""
+        self.budget = Budget(at_most(sum(prefix.tokens for prefix in retirement.prefixes), block_size))
         self._retirement = retirement
         self._prompt_of = prompt_of
         self._longest = longest
@@ -179,7 +181,12 @@ class Retiring:
         return self._warming.budget.spent if self._warming is not None else 0
 
     def follow(
-        self, asked: Retirement | None, prompts: Callable[[], Awaitable[PromptOf]], model: str, longest: int
+        self,
+        asked: Retirement | None,
+        prompts: Callable[[], Awaitable[PromptOf]],
+        model: str,
+        longest: int,
+        block_size: int,
     ) -> None:
         """Do what is asked now; None ends what goes on. `model` is what a prompt without an adapter asks for."""
         if asked == self._asked:
@@ -188,7 +195,7 @@ class Retiring:
         if asked is not None:
             self._asked = asked
             self._warming = None
-            self._task = asyncio.create_task(self._run(asked, prompts, model, longest), name="retire")
+            self._task = asyncio.create_task(self._run(asked, prompts, model, longest, block_size), name="retire")
 
     def end(self) -> None:
         """End what goes on: nothing is asked any more."""
@@ -205,11 +212,16 @@ class Retiring:
             self._task = None
 
     async def _run(
-        self, asked: Retirement, prompts: Callable[[], Awaitable[PromptOf]], model: str, longest: int
+        self,
+        asked: Retirement,
+        prompts: Callable[[], Awaitable[PromptOf]],
+        model: str,
+        longest: int,
+        block_size: int,
     ) -> None:
         channels = {heir: rpc.channel(endpoint, self._tls) for heir, endpoint in asked.agents.items()}
         try:
-            warming = self._warming = Warming(asked, await prompts(), longest, self._busy_pause_s)
+            warming = self._warming = Warming(asked, await prompts(), longest, block_size, self._busy_pause_s)
             await warming.run(lambda heir: RemoteSuccessor(channels[heir], heir, model, self._keys))
         except Exception:
             # A replica that cannot warm others must leave all the same.
