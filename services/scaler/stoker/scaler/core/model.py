@@ -122,7 +122,7 @@ class Model:
         if self._spare(count) <= 0.0:
             return False
         step_s, sequence_s = self.capacity.step_s or 0.0, self.capacity.sequence_s or 0.0
-        mean, z = self._sequences(count), NormalDist().inv_cdf(self.slo.attainment)
+        mean, z = self._sequences(count), self._deviations
         beside = (mean + z * math.sqrt(_LIFETIME * mean)) / count
         most = (mean + z * math.sqrt(mean)) / count
         itl_s = (step_s + beside * sequence_s) / (1.0 - self._prefill / count)
@@ -130,6 +130,11 @@ class Model:
         if self.capacity.kv_tokens:
             fits = fits and most * self.demand.kv_tokens <= self.capacity.kv_tokens
         return fits and itl_s <= max(self.slo.itl_s, _SLACK * (step_s + sequence_s))
+
+    @cached_property
+    def _deviations(self) -> float:
+        """Standard deviations above the mean at the quantile of the SLO."""
+        return NormalDist().inv_cdf(self.slo.attainment)
 
     @cached_property
     def _prefill(self) -> float:
