@@ -164,7 +164,7 @@ async def test_a_frozen_server_is_noticed_and_taken_up_again(etcd_alone: EtcdSer
         await view.equals(client, "/f/")
         etcd_alone.freeze()
         # Past the silence, so that the watch has been given up and is being tried again.
-        assert await elapsed(eventually(lambda: view.watch.staleness() > 3)) < 4
+        assert await elapsed(eventually(lambda: view.watch.staleness() > 3)) < 8
         etcd_alone.thaw()
         await eventually(lambda: view.watch.staleness() < 1, within_s=60)
         await client.put("/f/a", b"2", idempotent=True, timeout=10)
@@ -299,7 +299,7 @@ async def test_quorum_lost_and_back(etcd_cluster: EtcdCluster) -> None:
         first.kill()
         second.kill()
         took = await elapsed(_fails(lambda: client.put("/q/a", b"2", idempotent=True, timeout=2)))
-        assert took < 3
+        assert took < 8
         await eventually(lambda: view.watch.staleness() > 4)
         assert view.values() == {"/q/a": b"1"}, "the last view stays"
         first.start(wait=False)
@@ -318,7 +318,7 @@ async def _fails(call: Callable[[], Awaitable[object]]) -> None:
 async def renewed(lease: Lease) -> None:
     """Wait until a lease of 2 s was renewed once more."""
     deadline = lease.deadline
-    await eventually(lambda: lease.deadline > deadline, "it is renewed", within_s=1.0)
+    await eventually(lambda: lease.deadline > deadline, "it is renewed")
 
 
 async def test_a_lease_is_lost_at_the_local_deadline_without_a_word_from_etcd(etcd_alone: EtcdServer) -> None:
@@ -329,8 +329,8 @@ async def test_a_lease_is_lost_at_the_local_deadline_without_a_word_from_etcd(et
             assert lease.alive()
             left = lease.deadline - asyncio.get_running_loop().time()
             hurt()
-            took = await elapsed(asyncio.wait_for(lease.lost.wait(), 5))
-            assert left - 0.1 < took < left + 0.3
+            took = await elapsed(asyncio.wait_for(lease.lost.wait(), 30))
+            assert left - 0.1 < took < left + 2
             assert not lease.alive()
             heal()
             await eventually(etcd_alone.healthy)

@@ -33,7 +33,7 @@ async def busy(folder: Path) -> AsyncIterator[Stack]:
             # Nothing that waited is left anywhere, while the engine is at work still.
             assert target.in_flight == 1
             assert running.app.view.pools["tiny"].fleet.load.in_flight == 1
-            await eventually(lambda: len(running.app.router.turns) == 0, "nobody is left in the line", within_s=1.0)
+            await eventually(lambda: len(running.app.router.turns) == 0, "nobody is left in the line")
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
@@ -52,7 +52,7 @@ async def test_a_deadline_that_passes_in_the_line_ends_the_request_before_any_pr
         began = asyncio.get_running_loop().time()
         status, headers, got = await running.post("/v1/completions", asked, headers={"x-request-timeout": "0.5"})
         assert status == 504, got
-        assert 0.4 < asyncio.get_running_loop().time() - began < 5
+        assert 0.4 < asyncio.get_running_loop().time() - began < 30
         assert json.loads(got)["error"]["code"] == "deadline_exceeded"
         assert "x-stoker-replica" not in headers
         assert await prompts_seen(running) == 1
@@ -65,7 +65,7 @@ async def test_the_same_over_grpc(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await call.read()
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await eventually(lambda: running.app.router.in_flight == 1, "the call is over here too", within_s=1.0)
+        await eventually(lambda: running.app.router.in_flight == 1, "the call is over here too")
         assert await prompts_seen(running) == 1
 
 
@@ -76,5 +76,5 @@ async def test_who_goes_while_it_waits_leaves_the_line_at_once(tmp_path: Path) -
         asking.cancel()
         with pytest.raises((asyncio.CancelledError, aiohttp.ClientError)):
             await asking
-        await eventually(lambda: len(running.app.router.turns) == 0, "it has left", within_s=1.0)
+        await eventually(lambda: len(running.app.router.turns) == 0, "it has left")
         assert await prompts_seen(running) == 1

@@ -69,7 +69,7 @@ async def test_a_restart_goes_on_from_what_is_persisted_and_writes_nothing(regis
             await client.put_deployment(spec("chat", replicas=7))
             await eventually(lambda: "chat" in view.desired)
         before = view.desired["chat"]
-        await eventually(lambda: "scaler" not in view.leaders, within_s=1)
+        await eventually(lambda: "scaler" not in view.leaders, within_s=TTL_S - 1)
         second = settings(registry, "two")
         async with running(app.serve, second):
             await eventually(lambda: "scaler" in view.leaders)
