@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from stoker.router.core.explanation import Explanation
 from stoker.router.core.fleet import Fleet
 from stoker.router.core.values import Decision, Request
 
@@ -13,8 +12,9 @@ def alternatives(request: Request, decision: Decision, fleet: Fleet, now: float,
         return []
     out = request.exclude | {decision.replica} | (frozenset() if fleet.health.quiet else fleet.health.out(now))
     most = count + len(out)
-    if isinstance(decision.candidates, Explanation):
-        names = decision.candidates.cheapest(most)
+    considered = decision.candidates
+    if not isinstance(considered, tuple):
+        names = considered.cheapest(most)
     else:
         panel = fleet.panel(request.adapter, request.role, fleet.retiring)
         order = fleet.load.loads(now)[panel.seats].argsort(kind="stable")[:most]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+
+if TYPE_CHECKING:
+    from stoker.router.core.explanation import Explanation
 
 
 class Tier(IntEnum):
@@ -127,7 +130,7 @@ class Decision(NamedTuple):
     cached_tokens: int
     prefill_tokens: int
     over_bound: bool
-    candidates: Sequence[Candidate] = ()
+    candidates: Explanation | tuple[Candidate, ...] = ()
     shown_tokens: int = 0
     cost: float | None = None
     considered: int = 0

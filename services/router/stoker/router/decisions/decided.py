@@ -136,7 +136,7 @@ class Recent:
     def _missing(self, decided: Decided) -> list[str]:
         """A few of those that were no candidates: while the candidates are the same, so are the others."""
         considered = decided.decision.candidates
-        if not isinstance(considered, core.Explanation):
+        if isinstance(considered, tuple):
             return []
         if considered.ids is not self._left_out[0]:
             self._left_out = considered.ids, missing_of(decided)[:_MOST_EXCLUDED]
@@ -146,7 +146,7 @@ class Recent:
         """Bytes, about."""
         considered = remembered.decision.candidates
         each = _CANDIDATE_BYTES
-        if isinstance(considered, core.Explanation) and considered.ids is not self._ids:
+        if not isinstance(considered, tuple) and considered.ids is not self._ids:
             self._ids = considered.ids
             each += _SHARED_BYTES
         return _DECISION_BYTES + each * (len(considered) + len(remembered.excluded))
@@ -155,7 +155,7 @@ class Recent:
 def missing_of(decided: Decided) -> list[str]:
     """The replicas of the pool that were not considered; none are known where nothing was weighed."""
     considered, targets = decided.decision.candidates, decided.plan.pool.targets
-    if not isinstance(considered, core.Explanation) or len(considered) == len(targets):
+    if isinstance(considered, tuple) or len(considered) == len(targets):
         return []
     return sorted(targets.keys() - set(considered.ids))
 

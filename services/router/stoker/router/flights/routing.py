@@ -156,7 +156,7 @@ class Router:
         changes: dict[str, Any] = {}
         if told_late and plan.request.streamed:
             changes["streamed"] = False
-        if caller != NOBODY:
+        if caller is not NOBODY:
             weight = self.tenants.weight(caller.tenant)
             changes.update(tenant=caller.tenant, priority=caller.priority, weight=weight)
         request = replace(plan.request, **changes) if changes else plan.request

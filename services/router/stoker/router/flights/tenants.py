@@ -57,6 +57,8 @@ class Tenants:
                 priority = _PRIORITIES.stop
             if priority not in _PRIORITIES:
                 raise InvalidRequest.field(PRIORITY_HEADER, "must be a whole number from -100 (first) to 100 (last)")
+        if not tenant and not priority:
+            return NOBODY
         return Caller(tenant, min(max(priority, _PRIORITIES.start), _PRIORITIES.stop - 1))
 
     def weight(self, tenant: str) -> float:
