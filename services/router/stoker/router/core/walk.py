@@ -99,6 +99,8 @@ def _falls(keys: list[int], start: int, end: int, alive: int, sources: Sequence[
     """Yield each position between `start` and `end` that not all of `alive` hold, and who is left then."""
     source, *others = sources
     while alive and start < end:
+        if source.translation is None:  # mostly it is enough to ask one, and that costs a tenth
+            start = passed(keys, start, end, alive, source.get)
         start = passed(keys, start, end, alive, lambda key: _held(sources, key))
         stop = min(start + _CHUNK, end)
         coming = iter(keys[start:stop])  # a run's first key has been taken from it when the run comes
