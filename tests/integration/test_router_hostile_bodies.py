@@ -20,7 +20,7 @@ import pytest
 from stoker.local.model import cached
 from stoker.router.app import RouterApp
 from tests.support.engines import FAST, TINY, running_engine
-from tests.support.router import replica, running_router, tell, tokenizer_of
+from tests.support.router import fresh_tokenizer_of, replica, running_router, tell
 from tests.support.waiting import eventually
 
 BODY = 16 * 1024 * 1024
@@ -74,7 +74,7 @@ async def stack(folder: Path, *settings: str) -> AsyncIterator[Stack]:
         running_router(*settings) as app,
         aiohttp.ClientSession() as session,
     ):
-        sha256, tokenizer = tokenizer_of(cached(TINY))
+        sha256, tokenizer = fresh_tokenizer_of(cached(TINY))
         app.tokenizers.add(sha256, tokenizer)
         tell(app, replica("tiny-0", engine.url, sha256=sha256))
         await eventually(lambda: all(t.parity == "ok" for t in app.view.targets.values()), "parity")

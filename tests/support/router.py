@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -18,10 +19,16 @@ from stoker.router.workers.siblings import Siblings
 QUICK = ("checks.interval_s=0.2", "checks.timeout_s=1", "drain_s=5")
 
 
-def tokenizer_of(model: Path) -> tuple[str, ModelTokenizer]:
+def fresh_tokenizer_of(model: Path) -> tuple[str, ModelTokenizer]:
     """A model directory's tokenizer, and its fingerprint as an agent would give it."""
     files = {name: (model / name).read_bytes() for name in tokenizer_files.NAMES if (model / name).is_file()}
     return fingerprint(files), ModelTokenizer(files)
+
+
+@functools.cache
+def tokenizer_of(model: Path) -> tuple[str, ModelTokenizer]:
+    """The same for all tests, which may have it remember texts: it takes a quarter of a second to build."""
+    return fresh_tokenizer_of(model)
 
 
 def replica(
