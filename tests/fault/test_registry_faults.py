@@ -171,7 +171,7 @@ async def test_an_agent_is_admitted_while_etcd_is_lost_and_registered_when_it_is
         async with Watcher(endpoints) as watcher:
             etcd_alone.kill()
             async with Agent(endpoints, node("n1")) as agent:
-                await asyncio.wait_for(agent.session.connected.wait(), 5)
+                await asyncio.wait_for(agent.session.connected.wait(), 60)
                 assert agent.session.lease_id == 0
                 assert "n1" not in watcher.watch.view.nodes
                 etcd_alone.start()
@@ -317,7 +317,7 @@ async def test_a_cluster_that_loses_its_leader_is_not_noticed(etcd_cluster: Etcd
 async def test_sigterm_hands_over_and_exits_clean(processes: list[RegistryProcess]) -> None:
     endpoints = [each.endpoint for each in processes]
     async with Watcher(endpoints) as watcher, Agent(endpoints, node("n1")) as agent:
-        await asyncio.wait_for(agent.session.connected.wait(), 10)
+        await asyncio.wait_for(agent.session.connected.wait(), 60)
         first, _ = at(processes, agent)
         assert await asyncio.to_thread(first.terminate) == 0
         await eventually(lambda: agent.session.connected.is_set())

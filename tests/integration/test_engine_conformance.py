@@ -125,7 +125,7 @@ async def events_until(engine: RunningEngine, enough: Callable[[list[Event]], bo
     """All events of the engine's life, in order, until there are enough: a late subscriber gets them by replay."""
     seen: list[Event] = []
     expected = 0
-    async with KvEventStream(engine.kv) as following, asyncio.timeout(15):
+    async with KvEventStream(engine.kv) as following, asyncio.timeout(60):
         async for item in following:
             assert isinstance(item, Received), item
             assert isinstance(item.batch, Batch), item

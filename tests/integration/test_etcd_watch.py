@@ -21,13 +21,13 @@ async def client(etcd: EtcdServer) -> AsyncIterator[EtcdClient]:
 
 
 async def snapshot(watch: Watch) -> Snapshot:
-    item = await asyncio.wait_for(anext(watch), 5)
+    item = await asyncio.wait_for(anext(watch), 60)
     assert isinstance(item, Snapshot)
     return item
 
 
 async def delta(watch: Watch) -> Delta:
-    item = await asyncio.wait_for(anext(watch), 5)
+    item = await asyncio.wait_for(anext(watch), 60)
     assert isinstance(item, Delta)
     return item
 
@@ -133,6 +133,6 @@ async def test_closing_ends_the_iteration(client: EtcdClient) -> None:
     await asyncio.sleep(0)
     await watch.close()
     with pytest.raises(StopAsyncIteration):
-        await asyncio.wait_for(waiting, 1)
+        await asyncio.wait_for(waiting, 60)
     with pytest.raises(StopAsyncIteration):
-        await asyncio.wait_for(anext(watch), 1)
+        await asyncio.wait_for(anext(watch), 60)

@@ -179,7 +179,7 @@ def seen(watcher: Watcher) -> list[tuple[str, bool, dict[str, int]]]:
 async def test_demand_reaches_who_watches_and_who_comes_late(registry: RegistryUnderTest) -> None:
     endpoints = [registry.endpoint]
     async with Watcher(endpoints) as watcher, Router(endpoints, "r1") as router:
-        await asyncio.wait_for(router.announcer.connected.wait(), 10)
+        await asyncio.wait_for(router.announcer.connected.wait(), 60)
         router.counts["chat"] = 5
         await eventually(lambda: ("r1", False, {"chat": 5}) in seen(watcher))
         router.counts["chat"] = 6
@@ -225,7 +225,7 @@ async def test_a_router_that_moves_is_not_gone(etcd: EtcdServer) -> None:
 
 async def test_malformed_demand_costs_itself_alone(registry: RegistryUnderTest) -> None:
     async with Watcher([registry.endpoint]) as watcher, rpc.channel(registry.endpoint) as channel:
-        await asyncio.wait_for(watcher.watch.synced.wait(), 10)
+        await asyncio.wait_for(watcher.watch.synced.wait(), 60)
         stub: Any = registry_pb2_grpc.RegistryServiceStub(channel)
         call = stub.Announce()
         good = registry_pb2.Demand(model="chat", deployments=["chat"], arrivals=1)
@@ -238,7 +238,7 @@ async def test_malformed_demand_costs_itself_alone(registry: RegistryUnderTest) 
 
 async def test_the_end_of_an_older_stream_of_a_router_says_nothing(registry: RegistryUnderTest) -> None:
     async with Watcher([registry.endpoint]) as watcher, rpc.channel(registry.endpoint) as channel:
-        await asyncio.wait_for(watcher.watch.synced.wait(), 10)
+        await asyncio.wait_for(watcher.watch.synced.wait(), 60)
         stub: Any = registry_pb2_grpc.RegistryServiceStub(channel)
         calls = [stub.Announce() for _ in range(2)]
         for sequence, call in enumerate(calls, 1):
@@ -247,7 +247,7 @@ async def test_the_end_of_an_older_stream_of_a_router_says_nothing(registry: Reg
             await call.write(registry_pb2.AnnounceRequest(router_id="r1", demand=report))
             await eventually(lambda: ("r1", False, {"chat": sequence}) in seen(watcher))  # noqa: B023
         await calls[0].done_writing()
-        await asyncio.wait_for(calls[0], 5)
+        await asyncio.wait_for(calls[0], 60)
         assert registry.registry is not None
         (standing,) = registry.registry.hub.demand.all(0.0)
         assert [each.arrivals for each in standing.demand] == [2]
@@ -258,8 +258,8 @@ async def test_the_end_of_an_older_stream_of_a_router_says_nothing(registry: Reg
 
 async def test_a_slow_watcher_hears_the_newest(registry: RegistryUnderTest) -> None:
     async with Watcher([registry.endpoint]) as watcher, Router([registry.endpoint], "r1") as router:
-        await asyncio.wait_for(watcher.watch.synced.wait(), 10)
-        await asyncio.wait_for(router.announcer.connected.wait(), 10)
+        await asyncio.wait_for(watcher.watch.synced.wait(), 60)
+        await asyncio.wait_for(router.announcer.connected.wait(), 60)
         assert registry.registry is not None
         hub = registry.registry.hub
         await eventually(lambda: "r1" in hub._routers)

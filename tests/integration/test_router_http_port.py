@@ -28,7 +28,7 @@ class Line:
     async def to(cls, port: int) -> AsyncIterator[Line]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 yield cls(reader, writer)
         finally:
             writer.close()
@@ -148,7 +148,7 @@ async def test_a_client_that_goes_takes_its_handler_with_it() -> None:
         async with running.line() as line:
             line.send(POST)
             await began.wait()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await ended.wait()
 
 

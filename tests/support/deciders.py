@@ -35,7 +35,7 @@ async def running(serve: Callable[[C, asyncio.Event], Awaitable[None]], config: 
         yield
     finally:
         stop.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await task
 
 

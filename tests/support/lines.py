@@ -33,14 +33,14 @@ class Line:
         return line
 
     async def answer(self) -> Said:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in head[1:] if line)}
             body = await self.reader.readexactly(int(headers["content-length"]))
         return Said(int(head[0].split()[1]), headers, body)
 
     async def ended(self) -> bool:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionResetError):
                 return await self.reader.read() == b""
             return True

@@ -64,7 +64,7 @@ class RegistryUnderTest:
         self.settings = dataclasses.replace(self.settings, listen=listen)
         self.registry = await self._stack.enter_async_context(app.running(self.settings))
         self.endpoint = f"127.0.0.1:{self.registry.port}"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.registry.hub.synced.wait()
         return self
 
