@@ -106,6 +106,14 @@ def test_in_the_midst_of_a_jump_none_higher_is_expected() -> None:
     assert found.of(4.0) == 4.0
 
 
+def test_nor_where_the_past_is_short_beyond_what_jumps_that_nobody_saw_may_bring() -> None:
+    loads = [4.0 if minute % 10 >= 8 else 1.0 for minute in range(60)]
+    found = kept(loads, 90.0, prior=1.0)
+    assert found.of(1.0) == pytest.approx(4.0, abs=0.01)
+    unseen = kept([1.0] * 60, 90.0, prior=1.0).growth
+    assert 4.0 <= found.of(4.0) <= 4.0 * (1.0 + unseen) + 0.01
+
+
 @pytest.mark.parametrize(("season_s", "growth"), [(7_200.0, 0.0), (86_400.0, 3.0)])
 def test_what_comes_each_season_is_foreseen(season_s: float, growth: float) -> None:
     loads = [4.0 if 60 <= minute % 120 < 90 else 1.0 for minute in range(120 + 1_440)]

@@ -4,7 +4,8 @@ What comes within the time of a start finds what is there already. The past tell
 was above what had stood one start before and what had come a season before (that is foreseen): the growth that no
 more than the allowed share of the requests exceeded is the reserve. Where it never grew so fast, or so seldom that
 the allowed share covers it, there is none. The longer a start takes, the more a load grows meanwhile, and the more
-requests each jump takes along.
+requests each jump takes along. In the midst of a jump none of its size is expected on top: the reserve ends at the
+load that as few requests came in more of.
 
 A short past tells little. `prior` times twenty minutes are taken to lie before it with as many jumps, whose sizes
 are Pareto's: (1 + g) to the power of -3 of them exceed g, one in eight doubles the load. What was seen outweighs it:
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -41,19 +42,48 @@ _PRECISION = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
+class Loads:
+    """The loads of the past, highest first, and the share of the requests that came in the ones up to each."""
+
+    falling: Series = field(default_factory=lambda: np.empty(0))
+    shares: Series = field(default_factory=lambda: np.empty(0))
+
+    @classmethod
+    def of(cls, loads: Series, shares: Series) -> Loads:
+        """From each minute's load and its requests, as a share of the mean."""
+        order = np.argsort(loads)[::-1]
+        return cls(loads[order], np.cumsum(shares[order]))
+
+    def above(self, load: float) -> float:
+        """Shares that came in minutes of more than this load."""
+        place = int(np.searchsorted(-self.falling, -load))
+        return float(self.shares[place - 1]) if place else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Reserve:
     """What may come within the time of a start."""
 
     growth: float = 0.0
     """Share on top of what is needed now …"""
-    level: float = float("inf")
-    """… but for no more than this load, which as few requests exceeded."""
+    loads: Loads = field(default_factory=Loads)
+    """… but for no more than the load that as few requests exceeded …"""
+    in_jumps: float = 0.0
+    """… with the jumps that nobody saw, from the load of now …"""
+    most: float = 0.0
+    """… as may. Both in minutes' shares."""
     missed: float = 0.0
     """Share of the requests that come in what exceeds it nevertheless."""
 
     def of(self, load: float) -> float:
         """The load to be ready for."""
-        return max(load, min(load * (1.0 + self.growth), self.level))
+        if self.growth <= 0.0 or load <= 0.0:
+            return load
+
+        def exceeding(growth: float) -> float:
+            return self.loads.above(load * (1.0 + growth)) + self.in_jumps * _unseen(growth)
+
+        return load * (1.0 + _least(exceeding, self.most, self.growth))
 
 
 def reserve(
@@ -93,16 +123,28 @@ def _found(
         return Reserve()
 
     def exceeding(growth: float) -> float:
-        in_grown = float(shares[grown > growth].sum()) + in_jumps * math.pow(1.0 + growth, -_TAIL)
-        return in_grown / total
+        return float(shares[grown > growth].sum()) + in_jumps * _unseen(growth)
 
-    if exceeding(0.0) <= allowed:
-        return Reserve(missed=exceeding(0.0))
-    low, high = 0.0, MOST
+    most = allowed * total
+    growth = _least(exceeding, most, MOST)
+    missed = min(allowed, exceeding(growth) / total)
+    return Reserve(growth, Loads.of(loads, shares), in_jumps, most, missed)
+
+
+def _unseen(growth: float) -> float:
+    """Share of the jumps nobody saw that exceed a growth: Pareto's."""
+    return math.pow(1.0 + growth, -_TAIL)
+
+
+def _least(exceeding: Callable[[float], float], most: float, highest: float) -> float:
+    """The least growth, up to the highest, that no more than `most` exceeds."""
+    if exceeding(0.0) <= most:
+        return 0.0
+    low, high = 0.0, highest
     while high - low > _PRECISION:
         middle = (low + high) / 2.0
-        low, high = (low, middle) if exceeding(middle) <= allowed else (middle, high)
-    return Reserve(high, _level(loads, shares, allowed * total - in_jumps), min(allowed, exceeding(high)))
+        low, high = (low, middle) if exceeding(middle) <= most else (middle, high)
+    return high
 
 
 def _a_season_before(at: Series, loads: Series, season_s: float) -> Series:
@@ -126,12 +168,3 @@ def _grown(loads: Series, horizon: int, kept: int, foreseen: Series) -> Series:
     least[0] = loads[0]
     least = np.maximum(least, foreseen)
     return np.asarray(loads / np.maximum(least, 1e-9 + 0.05 * float(loads.mean())) - 1.0)
-
-
-def _level(loads: Series, shares: Series, most: float) -> float:
-    """The load that no more than `most` of the shares exceed; infinite where not even nothing is as little."""
-    if most <= 0.0 or not len(loads):
-        return float("inf")
-    falling = np.argsort(loads)[::-1]
-    within = int(np.searchsorted(np.cumsum(shares[falling]), most, side="right"))
-    return float(loads[falling[min(within, len(falling) - 1)]])
