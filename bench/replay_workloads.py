@@ -1,26 +1,31 @@
 """Replay the routing workloads over three replicas with small caches, in simulated time.
 
     python bench/replay_workloads.py [-o json] [--clients 6] [--at-once] [--routers 2 [--silent]] [--blind]
+    python bench/replay_workloads.py --clients 24 --tenants [--at-once]
 
 As in the end-to-end run: 300 blocks of 32 tokens a replica, 6 closed-loop clients, continuous batching,
 two cores under three replicas. One token a word; `--rate` is one replica's prefill speed on a free core. With
 `--silent` routers do not announce their dispatches to each other; with `--at-once` nobody waits in a router;
-with `--blind` no replica tells what it holds.
+with `--blind` no replica tells what it holds. `--tenants` gives the first half of a workload's prefixes or
+conversations, in shared the popular ones, to one tenant and a quarter each to two others, and shows each one's times.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from dataclasses import replace
 from statistics import mean
 
 from stoker.bench.replay import Delays, Hardware, pooled_hit_rate, replay
+from stoker.bench.replicas import quantile
 from stoker.bench.traces import workload_jobs
 from stoker.bench.workloads import WORKLOADS
 from stoker.router.core import RoutingConfig
 
 REPLICAS, BLOCKS = 3, 300
+TENANTS = ("half", "third quarter", "last quarter")
 
 
 def hardware(rate: float) -> Hardware:
@@ -71,6 +76,43 @@ def figures(workload: str, policy: str, options: argparse.Namespace) -> dict[str
     }
 
 
+def tenants(workload: str, options: argparse.Namespace) -> list[dict[str, object]]:
+    """What each of three tenants gets: requests and times to the first token, of all seeds together."""
+    config = RoutingConfig(hold_s=float("inf")) if options.at_once else RoutingConfig()
+    ttfts: dict[str, list[float]] = defaultdict(list)
+    for seed in range(options.seeds):
+        prompts = WORKLOADS[workload](seed)
+        groups = [int(prompt.group.rpartition("-")[2]) for prompt in prompts]
+        size = max(groups) + 1
+        jobs = [
+            replace(job, tenant=TENANTS[max(0, 4 * group // size - 1)])
+            for job, group in zip(workload_jobs(prompts), groups, strict=True)
+        ]
+        outcome = replay(
+            jobs,
+            replicas=REPLICAS,
+            hardware=hardware(options.rate),
+            config=config,
+            delays=delays(options),
+            clients=options.clients,
+            routers=options.routers,
+            seed=seed,
+        )
+        for tenant, times in outcome.ttfts_by_tenant.items():
+            ttfts[tenant] += times
+    return [
+        {
+            "workload": workload,
+            "tenant": tenant,
+            "requests": len(ttfts[tenant]),
+            "ttft_p50_ms": round(1e3 * quantile(ttfts[tenant], 0.5)),
+            "ttft_p99_ms": round(1e3 * quantile(ttfts[tenant], 0.99)),
+            "longest_ms": round(1e3 * max(ttfts[tenant])),
+        }
+        for tenant in TENANTS
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=2_000.0)
@@ -79,10 +121,14 @@ def main() -> None:
     parser.add_argument("--routers", type=int, default=1)
     parser.add_argument("--silent", action="store_true", help="routers do not announce dispatches to each other")
     parser.add_argument("--blind", action="store_true", help="replicas tell no digests")
+    parser.add_argument("--tenants", action="store_true", help="shared and chat by three tenants: each one's times")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
-    rows = [figures(workload, policy, options) for workload in WORKLOADS for policy in ("round_robin", "stoker")]
+    if options.tenants:
+        rows = [row for workload in ("shared", "chat") for row in tenants(workload, options)]
+    else:
+        rows = [figures(workload, policy, options) for workload in WORKLOADS for policy in ("round_robin", "stoker")]
     if options.output == "json":
         print(json.dumps(rows, indent=2))
         return

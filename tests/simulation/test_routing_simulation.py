@@ -105,6 +105,7 @@ def test_with_many_clients_waiting_in_the_router_beats_one_pooled_cache(workload
     assert sum(o.hit_rate for o in held) > sum(pooled_hit_rate(j, 3 * SMALL.kv_blocks) for j in jobs)
     assert sum(o.ttft(0.5) for o in held) <= 0.7 * sum(o.ttft(0.5) for o in sent)
     assert sum(o.ttft(0.99) for o in held) <= sum(o.ttft(0.99) for o in sent)
+    assert sorted(held[0].ttfts_by_tenant[""]) == sorted(held[0].ttfts)
 
 
 def test_one_hot_prefix_uses_the_whole_fleet() -> None:

@@ -95,7 +95,8 @@ class _Measured:
         self.outcome.predicted_blocks += decision.cached_tokens / self.hardware.block_size
 
     def first_token(self, asked: Asked) -> None:
-        pass
+        ttfts = self.outcome.ttfts_by_tenant.setdefault(asked.job.tenant, [])
+        ttfts.append(self.clock.now - asked.at)
 
     def ended(self, asked: Asked) -> None:
         self.outcome.makespan = self.clock.now

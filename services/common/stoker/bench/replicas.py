@@ -81,6 +81,8 @@ class Outcome:
     """Computed for nobody, so that a later request finds them."""
     waits: list[float] = field(default_factory=list)
     ttfts: list[float] = field(default_factory=list)
+    ttfts_by_tenant: dict[str, list[float]] = field(default_factory=dict)
+    """From the request's arrival at a router, as `ttfts`."""
     over_bound: int = 0
     predicted_blocks: float = 0.0
     makespan: float = 0.0
