@@ -26,6 +26,7 @@ class Rates(Mapping[str, float]):
         self._seats = seats
         self._measured: dict[str, float | None] = {}
         self._sorted: list[float] = []
+        self._middle = ASSUMED_RATE
         self._by_seat: Floats = np.zeros(seats.width)  # 0 where it was not measured
         self._column: Floats | None = None
 
@@ -46,17 +47,12 @@ class Rates(Mapping[str, float]):
             del self._sorted[bisect_left(self._sorted, before)]
         if after is not None:
             insort(self._sorted, after)
+        count = len(self._sorted)
+        self._middle = (self._sorted[(count - 1) // 2] + self._sorted[count // 2]) / 2 if count else ASSUMED_RATE
         seat = self._seats.number(replica)
         self._by_seat = widened(self._by_seat, self._seats.width, 0.0)
         self._by_seat[seat] = after or 0.0
         self._column = None
-
-    @property
-    def _middle(self) -> float:
-        count = len(self._sorted)
-        if not count:
-            return ASSUMED_RATE
-        return (self._sorted[(count - 1) // 2] + self._sorted[count // 2]) / 2
 
     @property
     def column(self) -> Floats:

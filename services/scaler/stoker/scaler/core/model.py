@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from statistics import NormalDist
 
 from stoker.control.core.queueing import ending_rate, erlang_c, spread
@@ -95,9 +95,10 @@ class Model:
             return Estimate(0.0, 0.0, 0.0)
         floor = self._prefill + self._decode
         decode = _least_real(self._decodes_in_time, floor) if self._decode else 0.0
-        count = _least_whole(lambda count: self.late(count) <= self.allowed, max(1, math.ceil(floor)))
-        prefill = count - 1 + _part(self.late(count - 1), self.late(count), self.allowed)
-        return Estimate(prefill, decode, self.late(max(count, math.ceil(decode))))
+        late = cache(self.late)  # asked for the same counts again
+        count = _least_whole(lambda count: late(count) <= self.allowed, max(1, math.ceil(floor)))
+        prefill = count - 1 + _part(late(count - 1), late(count), self.allowed)
+        return Estimate(prefill, decode, late(max(count, math.ceil(decode))))
 
     @cached_property
     def allowed(self) -> float:

@@ -55,13 +55,14 @@ def need(policy: Policy, history: History, now: float) -> Need:
         allowed=(1.0 - policy.slo.attainment) / 2.0,
         prior=policy.forecast.prior,
     )
-    ready_for = max(forecast.expected, spare.of(current))
+    reserved = spare.of(current)
+    ready_for = max(forecast.expected, reserved)
     expected = _expected(history, demand, load, current, ready_for)
     stricter = replace(policy.slo, attainment=policy.slo.attainment + spare.missed)
     answer = slo.answer(replace(policy, slo=stricter), history, now, expected, Reason.FORECAST)
     told = {f"loss_{name}": loss for name, loss in forecast.losses.items()}
     numbers = {"ahead_s": ahead_s, "load": current, "expected_load": forecast.expected, "missed": forecast.missed}
-    numbers |= {"reserve": spare.growth, "reserve_load": spare.of(current), "unforeseen": spare.missed}
+    numbers |= {"reserve": spare.growth, "reserve_load": reserved, "unforeseen": spare.missed}
     return replace(answer, numbers={**answer.numbers, **numbers, **told})
 
 
