@@ -420,3 +420,9 @@ def test_rates_of_a_gpu_are_above_nothing(rate: str) -> None:
 def test_a_device_is_read_no_further_than_a_file_may_be_long() -> None:
     with pytest.raises(StokerError, match="/dev/zero has more than 16,777,216 bytes"):
         facility_file.read(Path("/dev/zero"))
+
+
+def test_a_facilitys_own_name_is_bounded() -> None:
+    assert facility_file.parse(f"name: {'x' * 127}\nsites: {{}}\n", "it").name == "x" * 127
+    with pytest.raises(StokerError, match="it:1: name: has 1,000 characters; at most 127"):
+        facility_file.parse(f"name: {'x' * 1_000}\nsites: {{}}\n", "it")

@@ -19,6 +19,7 @@ from stoker.planner.facility_schema import FacilityFile
 
 MOST_BYTES = 16 << 20
 _MOST_FILES = 100
+_LONGEST_NAME = 127
 _NEEDS = "at least a name, and sites"
 
 
@@ -114,6 +115,8 @@ def _made(node: yaml.Node) -> Facility:
     assert file is not None  # noqa: S101 - nothing was wrong
     if not file.name:
         mistakes.add(node, "name: missing; it must be given")
+    elif len(file.name) > _LONGEST_NAME:
+        mistakes.add(node, f"name: has {len(file.name):,} characters; at most {_LONGEST_NAME}")
     facility = build(file, catalogue.file(), lambda path, what: mistakes.add(reader.place(path), _told(path, what)))
     mistakes.refuse()
     return facility
