@@ -83,6 +83,13 @@ async def test_an_operator_applies_a_facility_asks_and_drains_a_rack(
     there = await cli("plan", "where", "chat-0")
     assert there["words"][0].startswith("chat-0 is on n1 in rack r1")
     assert there["limits"][0]["capacity_w"] == 7000
+    wanted = tmp_path / "deployments.yaml"
+    wanted.write_text("{name: chat, model: m, engine: sim, replicas: 3, gpus_per_node: 1}\n")
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(await cli("plan", "place", str(file), str(wanted))))
+    against_fleet = await cli("plan", "diff", str(plan))
+    assert (against_fleet["stop"], against_fleet["start"]) == (1, 0), "four run, and three are planned"
+    assert against_fleet["stay"] + against_fleet["move"] == 3
     drained = await cli("drain", "rack", "r2")
     assert drained["nodes"] == ["n3", "n4"]
     await eventually(lambda: fleet.ready(4) and set(fleet.where().values()) <= {"n1", "n2"}, within_s=60)

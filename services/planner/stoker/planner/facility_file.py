@@ -117,6 +117,8 @@ def _made(node: yaml.Node) -> Facility:
         mistakes.add(node, "name: missing; it must be given")
     elif len(file.name) > _LONGEST_NAME:
         mistakes.add(node, f"name: has {len(file.name):,} characters; at most {_LONGEST_NAME}")
+    elif not file.name.isprintable():
+        mistakes.add(node, f"name: {file.name!r} has control characters; write it without")
     facility = build(file, catalogue.file(), lambda path, what: mistakes.add(reader.place(path), _told(path, what)))
     mistakes.refuse()
     return facility
