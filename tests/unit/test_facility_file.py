@@ -426,5 +426,5 @@ def test_a_facilitys_own_name_is_bounded() -> None:
     assert facility_file.parse(f"name: {'x' * 127}\nsites: {{}}\n", "it").name == "x" * 127
     with pytest.raises(StokerError, match="it:1: name: has 1,000 characters; at most 127"):
         facility_file.parse(f"name: {'x' * 1_000}\nsites: {{}}\n", "it")
-    with pytest.raises(StokerError, match="it:1: name: .* has control characters"):
+    with pytest.raises(StokerError, match="has control characters; write it without"):
         facility_file.parse('name: "a\\x1b[31m"\nsites: {}\n', "it")
