@@ -67,7 +67,7 @@ def launch_request(
     data_parallel: int = 1,
 ) -> LaunchRequest:
     """A request with free ports and a log in `directory`."""
-    http, events, replay = free_port(), free_port(), free_port()
+    http, events, replay = free_port(), free_port(data_parallel), free_port(data_parallel)
     return LaunchRequest(
         model=str(model or cached(TINY)),
         served_model_name=name,

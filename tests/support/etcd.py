@@ -15,7 +15,6 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -31,13 +30,21 @@ _PORTS = range(29_700, 32_700)
 _turn = itertools.count(random.randrange(len(_PORTS)))
 
 
-def free_port() -> int:
-    """A port that nobody listens on, not given out lately."""
+def free_port(count: int = 1) -> int:
+    """The first of `count` consecutive ports that nobody listens on, not given out lately."""
     while True:
-        port = _PORTS[next(_turn) % len(_PORTS)]
-        with socket.socket() as probe, suppress(OSError):
+        ports = [_PORTS[next(_turn) % len(_PORTS)] for _ in range(count)]
+        if ports[-1] - ports[0] == count - 1 and all(map(_is_free, ports)):
+            return ports[0]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
             probe.bind(("127.0.0.1", port))
-            return port
+        except OSError:
+            return False
+        return True
 
 
 async def lease_outlived(client: EtcdClient, ttl_s: int) -> None:
