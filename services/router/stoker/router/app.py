@@ -29,7 +29,7 @@ from stoker.router.grpc import call as grpc_call
 from stoker.router.grpc.channels import Channels
 from stoker.router.grpc.inference import InferenceServer
 from stoker.router.http.engines import Engines
-from stoker.router.http.listening import listen
+from stoker.router.http.listening import Listener, listen
 from stoker.router.http.openai import OpenAIServer
 from stoker.router.http.port import Port
 from stoker.router.http.server import HttpPort
@@ -143,7 +143,7 @@ class RouterApp:
                 await self.pick_http.start(self._secure)
             openai = await self._listen()
             running.callback(openai.close)
-            self.http_port: int = openai.sockets[0].getsockname()[1]
+            self.http_port: int = openai.port
             self._running = running.pop_all()
         self._run(every(_HOUSEKEEPING_S, self._housekeep), "housekeeping")
         self._run(loop_lag(), "loop lag")
@@ -227,7 +227,7 @@ class RouterApp:
             idle_s=_IDLE_S,
         )
 
-    async def _listen(self) -> asyncio.Server:
+    async def _listen(self) -> Listener:
         return await listen(
             "listen.http",
             self.config.listen.http,

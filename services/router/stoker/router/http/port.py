@@ -20,7 +20,7 @@ from stoker.router.config import LimitsConfig
 from stoker.router.http import errors as openai_errors
 from stoker.router.http.errors import TooLarge
 from stoker.router.http.intake import BODY_S, HELD_BODIES, bodies_full
-from stoker.router.http.listening import listen
+from stoker.router.http.listening import Listener, listen
 
 _MOST_HEAD_BYTES = 64 * 1024
 SPARE_CONNECTIONS = 256
@@ -103,7 +103,7 @@ class Port:
         self._listen = functools.partial(
             listen, setting, address, self.connections.protocol, example=example, shared=shared
         )
-        self._server: asyncio.Server | None = None
+        self._server: Listener | None = None
 
     async def start(self, secure: Tls | None = None) -> None:
         """Listen. Raises StokerError when the address is taken or none."""
@@ -113,7 +113,7 @@ class Port:
     def number(self) -> int:
         """Where it listens."""
         assert self._server is not None  # noqa: S101
-        return int(self._server.sockets[0].getsockname()[1])
+        return self._server.port
 
     def close(self) -> None:
         """Stop at once."""
