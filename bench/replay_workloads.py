@@ -21,11 +21,10 @@ from statistics import mean
 from stoker.bench.replay import Delays, Hardware, pooled_hit_rate, replay
 from stoker.bench.replicas import quantile
 from stoker.bench.traces import workload_jobs
-from stoker.bench.workloads import WORKLOADS
+from stoker.bench.workloads import TENANTS, WORKLOADS, by_tenants
 from stoker.router.core import RoutingConfig
 
 REPLICAS, BLOCKS = 3, 300
-TENANTS = ("half", "third quarter", "last quarter")
 
 
 def hardware(rate: float) -> Hardware:
@@ -81,15 +80,8 @@ def tenants(workload: str, options: argparse.Namespace) -> list[dict[str, object
     config = RoutingConfig(hold_s=float("inf")) if options.at_once else RoutingConfig()
     ttfts: dict[str, list[float]] = defaultdict(list)
     for seed in range(options.seeds):
-        prompts = WORKLOADS[workload](seed)
-        groups = [int(prompt.group.rpartition("-")[2]) for prompt in prompts]
-        size = max(groups) + 1
-        jobs = [
-            replace(job, tenant=TENANTS[max(0, 4 * group // size - 1)])
-            for job, group in zip(workload_jobs(prompts), groups, strict=True)
-        ]
         outcome = replay(
-            jobs,
+            workload_jobs(by_tenants(WORKLOADS[workload](seed))),
             replicas=REPLICAS,
             hardware=hardware(options.rate),
             config=config,

@@ -73,6 +73,20 @@ async def test_a_request_carries_policy_and_salt_and_is_counted() -> None:
     assert (body["cache_salt"], body["prompt"], body["max_tokens"]) == ("s", "hello", 2)
 
 
+async def test_a_tenant_is_named_where_the_prompt_has_one() -> None:
+    seen: list[str | None] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers.get("x-stoker-tenant"))
+        return await stream(request, text("a"), {"choices": [], "usage": USAGE})
+
+    async with http_server(handler) as url:
+        prompts = [Prompt(2, text="hello", tenant="half"), Prompt(2, text="hello")]
+        outcome = await drive(Job(prompts, [Target("http", url)], "m", clients=1))
+    assert seen == ["half", None]
+    assert [sample.tenant for sample in outcome.samples] == ["half", ""]
+
+
 async def test_a_conversation_is_named_where_that_is_asked_for() -> None:
     seen: list[str | None] = []
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stoker.bench.routing import parse_counters
-from stoker.bench.stats import CacheCounters, Sample, figures, order, over_rounds, quantile
+from stoker.bench.stats import CacheCounters, Sample, TenantFigures, figures, order, over_rounds, quantile
 from stoker.common.errors import StokerError
 
 
@@ -47,6 +49,17 @@ def test_rounds_are_drawn_together_by_their_medians() -> None:
     assert got.hit_rate == pytest.approx(0.3)
     assert got.requests == 3
     assert got.requests_by_replica == {"a": 3}
+
+
+def test_each_tenant_has_times_of_its_own() -> None:
+    samples = [Sample("http", 0.0, ttft_s=t, tenant=name) for name, t in (("a", 0.1), ("a", 0.3), ("b", 2.0))]
+    run = figures("p", [*samples, Sample("http", 0.0, error="http_503", tenant="c")], wall_s=1.0, hit_rate=None)
+    assert run.by_tenant == {"a": TenantFigures(2, 100, 300, 300), "b": TenantFigures(1, 2000, 2000, 2000)}
+    slower = replace(run, by_tenant={"a": TenantFigures(2, 300, 500, 500)})
+    assert over_rounds([run, slower]).by_tenant == {
+        "a": TenantFigures(4, 200, 400, 400),
+        "b": TenantFigures(1, 2000, 2000, 2000),
+    }
 
 
 def test_every_other_round_is_reversed() -> None:

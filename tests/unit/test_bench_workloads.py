@@ -74,3 +74,11 @@ def test_unique_prompts_differ_from_the_first_words() -> None:
 def test_words_follow_the_tokenizer() -> None:
     prompt = workloads.unique(1, prompt_tokens=1_500, tokens_per_word=1.5)[0]
     assert len(prompt.text.split()) == 1_000
+
+
+def test_one_tenant_has_half_of_the_groups_and_two_a_quarter_each() -> None:
+    prompts = workloads.by_tenants(workloads.chat(2, conversations=8, turns=2))
+    of = {prompt.group: prompt.tenant for prompt in prompts}
+    assert Counter(of.values()) == {"half": 4, "third-quarter": 2, "last-quarter": 2}
+    assert all(of[prompt.group] == prompt.tenant for prompt in prompts)
+    assert workloads.by_tenants([]) == []

@@ -22,7 +22,7 @@ from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.bench.stats import Sample
 from stoker.bench.workloads import Prompt
 from stoker.common import rpc
-from stoker.common.headers import POLICY
+from stoker.common.headers import POLICY, TENANT
 
 REPLICA_HEADER = "x-stoker-replica"
 SESSION_HEADER = "x-session-id"
@@ -109,6 +109,8 @@ class HttpSender:
         headers = {"content-type": "application/json"}
         if self._job.sessions and prompt.messages:
             headers[SESSION_HEADER] = prompt.group
+        if prompt.tenant:
+            headers[TENANT] = prompt.tenant
         content = msgspec.json.encode(body)
         start = time.perf_counter()
         ttft_s: float | None = None
@@ -138,6 +140,7 @@ class HttpSender:
             cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
             completion_tokens=usage.get("completion_tokens", 0),
             replica=replica,
+            tenant=prompt.tenant,
         )
 
     async def close(self) -> None:
@@ -174,7 +177,8 @@ class GrpcSender:
             request.text = prompt.text
         start = time.perf_counter()
         ttft_s, replica, finished = None, "", None
-        async for answer in self._stub.Generate(request, metadata=self._metadata, timeout=self._job.request_s):
+        metadata = (*self._metadata, *(((TENANT, prompt.tenant),) if prompt.tenant else ()))
+        async for answer in self._stub.Generate(request, metadata=metadata, timeout=self._job.request_s):
             if answer.HasField("delta"):
                 ttft_s = ttft_s or time.perf_counter() - start
             elif answer.HasField("started"):
@@ -193,6 +197,7 @@ class GrpcSender:
             cached_tokens=usage.cached_prompt_tokens if usage.HasField("cached_prompt_tokens") else None,
             completion_tokens=usage.completion_tokens,
             replica=replica,
+            tenant=prompt.tenant,
         )
 
     async def close(self) -> None:

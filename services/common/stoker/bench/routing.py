@@ -47,6 +47,8 @@ class Bench:
     """Requests of a run; 0 for the workload's own number."""
     sessions: bool = False
     """Whether clients name the conversation in a header."""
+    tenants: bool = False
+    """Whether three tenants ask, as `workloads.by_tenants` has it."""
 
     def targets(self) -> list[Target]:
         """What the clients use in turn."""
@@ -81,6 +83,8 @@ def _under(label: str, say: Say) -> Say:
 def prompts_of(bench: Bench, workload: str, seed: int, per_word: float) -> list[workloads.Prompt]:
     """The workload, cut to the number of requests wanted. A cut keeps what later requests follow."""
     prompts = workloads.WORKLOADS[workload](seed, tokens_per_word=per_word)
+    if bench.tenants:
+        prompts = workloads.by_tenants(prompts)
     return prompts[: bench.requests] if bench.requests else prompts
 
 

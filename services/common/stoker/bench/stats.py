@@ -26,6 +26,7 @@ class Sample:
     replica: str = ""
     error: str = ""
     """Kind of error; empty if there was none."""
+    tenant: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,16 @@ class CacheCounters:
 
 
 @dataclass(frozen=True)
+class TenantFigures:
+    """What one tenant got in one run."""
+
+    requests: int
+    ttft_p50_ms: float | None
+    ttft_p99_ms: float | None
+    ttft_longest_ms: float | None
+
+
+@dataclass(frozen=True)
 class RunFigures:
     """One run of one workload under one policy."""
 
@@ -55,6 +66,8 @@ class RunFigures:
     errors: int
     errors_by_kind: dict[str, int] = field(default_factory=dict)
     requests_by_replica: dict[str, int] = field(default_factory=dict)
+    by_tenant: dict[str, TenantFigures] = field(default_factory=dict)
+    """Empty where requests name no tenant."""
 
 
 def figures(policy: str, samples: Sequence[Sample], wall_s: float, hit_rate: float | None) -> RunFigures:
@@ -73,7 +86,19 @@ def figures(policy: str, samples: Sequence[Sample], wall_s: float, hit_rate: flo
         errors=sum(kinds.values()),
         errors_by_kind=dict(sorted(kinds.items())),
         requests_by_replica=dict(sorted(Counter(s.replica for s in good if s.replica).items())),
+        by_tenant=_by_tenant(good),
     )
+
+
+def _by_tenant(good: Sequence[Sample]) -> dict[str, TenantFigures]:
+    times: dict[str, list[float]] = {}
+    for sample in good:
+        if sample.tenant and sample.ttft_s is not None:
+            times.setdefault(sample.tenant, []).append(sample.ttft_s * 1000)
+    return {
+        tenant: TenantFigures(len(ttft), quantile(ttft, 0.5), quantile(ttft, 0.99), max(ttft))
+        for tenant, ttft in sorted(times.items())
+    }
 
 
 def over_rounds(rounds: Sequence[RunFigures]) -> RunFigures:
@@ -91,7 +116,22 @@ def over_rounds(rounds: Sequence[RunFigures]) -> RunFigures:
         errors=sum(r.errors for r in rounds),
         errors_by_kind=_sums(r.errors_by_kind for r in rounds),
         requests_by_replica=_sums(r.requests_by_replica for r in rounds),
+        by_tenant=_tenants_over(rounds),
     )
+
+
+def _tenants_over(rounds: Sequence[RunFigures]) -> dict[str, TenantFigures]:
+    tenants = sorted({tenant for run in rounds for tenant in run.by_tenant})
+    each = {tenant: [run.by_tenant[tenant] for run in rounds if tenant in run.by_tenant] for tenant in tenants}
+    return {
+        tenant: TenantFigures(
+            requests=sum(f.requests for f in found),
+            ttft_p50_ms=_median(f.ttft_p50_ms for f in found),
+            ttft_p99_ms=_median(f.ttft_p99_ms for f in found),
+            ttft_longest_ms=_median(f.ttft_longest_ms for f in found),
+        )
+        for tenant, found in each.items()
+    }
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:

@@ -58,7 +58,7 @@ def workload_jobs(prompts: Sequence[Prompt], block_size: int = 32) -> list[Job]:
         text = prompt.text or " ".join(content for _, content in prompt.messages)
         tokens = [ids[word] for word in text.split()]
         keys = tuple(block_keys(tokens, block_size, root))
-        jobs.append(Job(0.0, keys, len(tokens), prompt.max_tokens, prompt.after))
+        jobs.append(Job(0.0, keys, len(tokens), prompt.max_tokens, prompt.after, tenant=prompt.tenant))
     return jobs
 
 

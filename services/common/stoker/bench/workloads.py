@@ -12,8 +12,8 @@ the model's own tokenizer on `sample()`.
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
 
@@ -53,7 +53,7 @@ class Prompt:
     """One request of a workload: `text` for a completion, or `messages` (role, content) for a chat.
 
     `after` is the position of the request whose end must come first, or −1. `group` names what it shares
-    its prefix with.
+    its prefix with, `tenant` who asks, where that is told.
     """
 
     max_tokens: int
@@ -61,6 +61,7 @@ class Prompt:
     messages: tuple[tuple[str, str], ...] = ()
     after: int = -1
     group: str = ""
+    tenant: str = ""
 
 
 def sample(seed: int = 0, words: int = 2_000) -> str:
@@ -176,6 +177,23 @@ def unique(
     rng = Random(seed)  # noqa: S311 (repeatable on purpose)
     words = round(prompt_tokens / tokens_per_word)
     return [Prompt(max_tokens, _words(rng, words), group=f"unique-{i}") for i in range(requests)]
+
+
+TENANTS = ("half", "third-quarter", "last-quarter")
+
+
+def by_tenants(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The same prompts, asked by three tenants.
+
+    The first half of a workload's prefixes or conversations, in `shared` the popular ones, is the first tenant's,
+    and a quarter each the others'.
+    """
+    groups = [int(prompt.group.rpartition("-")[2]) for prompt in prompts]
+    size = max(groups, default=0) + 1
+    return [
+        replace(prompt, tenant=TENANTS[max(0, 4 * group // size - 1)])
+        for prompt, group in zip(prompts, groups, strict=True)
+    ]
 
 
 WORKLOADS: dict[str, Callable[..., list[Prompt]]] = {

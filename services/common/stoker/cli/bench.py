@@ -17,7 +17,7 @@ from stoker.cli.bench_replay import Policy, replay
 from stoker.cli.demo import bench_of, cells
 from stoker.cli.fleet import Registries, settled
 from stoker.cli.loop import run
-from stoker.cli.output import Format, FormatOption, Output
+from stoker.cli.output import Format, FormatOption, Output, or_dash
 from stoker.cli.serving import EngineChoice, RouterSettingOption, router_settings, temporary
 from stoker.common.errors import Conflict, InvalidRequest, StokerError
 from stoker.local.deployment import LocalDeployment, has_gpu
@@ -69,6 +69,9 @@ def bench_routing(
     api: Annotated[ApiChoice, typer.Option("--api", help="How the clients ask.")] = ApiChoice.HTTP,
     routers: Annotated[int, typer.Option("--routers", min=1, max=16, help="Routers; clients use all.")] = 1,
     workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Processes of each router.")] = 1,
+    tenants: Annotated[
+        bool, typer.Option("--tenants", help="Three tenants ask, one of them half of it; show what each gets.")
+    ] = False,
     setting: RouterSettingOption = None,
     model: Annotated[str, typer.Option("--model", help="Model directory or hub id. Default: a tiny one.")] = "",
     stack: Annotated[
@@ -81,7 +84,7 @@ def bench_routing(
     Each round has a workload of its own (seed, seed + 1 …), and every other round takes the policies in reverse.
     Hit rates are the engines' own prefix-cache counters. No run shares a KV block with another.
     """
-    from stoker.bench import routing  # slow to import: aiohttp
+    from stoker.bench import pooled, routing  # slow to import: aiohttp
 
     out = Output(output)
     policies = list(dict.fromkeys(p.value for p in policy or list(Policy)))
@@ -98,18 +101,19 @@ def bench_routing(
     )
     deployment = LocalDeployment(engine.value, replicas, model, on_gpu=has_gpu(), pressure=True)
 
-    async def work() -> tuple[routing.Bench, dict[str, list[RunFigures]]]:
+    async def work() -> tuple[routing.Bench, float, dict[str, list[RunFigures]]]:
         with out.progress() as progress:
             say = progress.say
             async with _measured_stack(stack, spec, deployment, say) as found:
-                bench = replace(found, clients=clients, api=api.value, requests=requests)
+                bench = replace(found, clients=clients, api=api.value, requests=requests, tenants=tenants)
                 await routing.wait_routed(bench, say)
+                say("working out what one pooled cache would hit")
+                one_cache = await pooled.pooled_hit_rate(bench, workload.value, seed=seed, rounds=rounds)
                 await routing.warm_up(bench, seed=seed, say=say)
-                return bench, await routing.measure(
-                    bench, workload.value, policies, seed=seed, rounds=rounds, say=say
-                )
+                runs = await routing.measure(bench, workload.value, policies, seed=seed, rounds=rounds, say=say)
+                return bench, one_cache, runs
 
-    measured, runs = run(work())
+    measured, one_cache, runs = run(work())
     about = {
         "engine": "running stack" if stack else engine.value,
         "replicas": len(measured.engines),
@@ -119,9 +123,12 @@ def bench_routing(
         "clients": clients,
         "seed": seed,
         "settings": setting or [],
+        "pooled_lru_hit_rate": one_cache,
     }
     results = [over_rounds(each) for each in runs.values()]
-    out.result(as_json(runs, about), _table(results))
+    by_tenant = ("", _tenants_table(results)) if tenants else ()
+    out.result(as_json(runs, about), _table(results), *by_tenant)
+    out.note(f"[dim]one LRU cache as large as all together would hit {one_cache:.3f}, in order of arrival[/]")
     if rounds > 1:
         out.note(f"[dim]medians of {rounds} rounds; -o json has the figures of each[/]")
     _judge(results, out)
@@ -180,6 +187,24 @@ def _table(results: list[RunFigures]) -> Table:
         table.add_column(column, justify="right")
     for f in results:
         table.add_row(*cells(f))
+    return table
+
+
+def _tenants_table(results: list[RunFigures]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("routed by")
+    table.add_column("tenant")
+    for column in ("requests", "TTFT p50", "TTFT p99", "longest"):
+        table.add_column(column, justify="right")
+    for f in results:
+        for tenant, got in f.by_tenant.items():
+            times = (got.ttft_p50_ms, got.ttft_p99_ms, got.ttft_longest_ms)
+            table.add_row(
+                f.policy.replace("_", "-"),
+                tenant,
+                str(got.requests),
+                *(or_dash(value, "{:.0f} ms") for value in times),
+            )
     return table
 
 

@@ -2,3 +2,6 @@
 
 POLICY = "x-stoker-policy"
 """The routing policy that a request asks for, where the router lets requests choose."""
+
+TENANT = "x-stoker-tenant"
+"""Who asks, where the router is not told to look elsewhere."""

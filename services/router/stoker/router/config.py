@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from stoker.common.headers import TENANT
 from stoker.common.ticket_keys import TicketKeysConfig
 from stoker.common.tls import ServerTlsConfig, TlsConfig
 from stoker.router.core import Continuation, HealthConfig, RoutingConfig, TenantLimits
@@ -70,7 +71,7 @@ class TenantsConfig:
         Meta(
             description="HTTP header or gRPC metadata that names the tenant; whoever stands before the router sets it"
         ),
-    ] = "x-stoker-tenant"
+    ] = TENANT
     by_api_key: Annotated[bool, Meta(description="tell those that name no tenant apart by their API key")] = True
     limits: Annotated[TenantLimits, Meta(description="of every tenant that is not named below")] = field(
         default_factory=TenantLimits
