@@ -12,7 +12,7 @@ import pytest
 from stoker.cli.serving import router_settings
 from stoker.common.config import ConfigError
 from stoker.common.errors import InvalidRequest, StokerError
-from stoker.local.deployment import LocalDeployment
+from stoker.local.deployment import LocalDeployment, has_bfloat16
 from stoker.local.etcd import EtcdMember
 from stoker.local.plan import StackSpec, make_plan
 from stoker.local.ports import PortPicker
@@ -132,3 +132,28 @@ def test_pressure_bounds_the_cache_of_a_replica() -> None:
     assert args[args.index("--num-gpu-blocks-override") + 1] == "300"
     assert args[args.index("--block-size") + 1] == "32"
     assert "--num-gpu-blocks-override" not in LocalDeployment("vllm", model="/m/x").spec().engine_args
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "has"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx avx2 f16c\n", False),
+        ("processor\t: 0\nflags\t\t: fpu avx2 avx512f avx512_bf16\n", True),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16\n", True),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", False),
+        ("nothing that tells\n", True),
+        (None, True),
+    ],
+)
+def test_the_tiny_model_is_not_computed_in_numbers_that_the_cpu_lacks(
+    cpuinfo: str | None, has: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        file.write_text(cpuinfo)
+    assert has_bfloat16(file) == has
+    monkeypatch.setattr("stoker.local.deployment.has_bfloat16", lambda: has)
+    args = LocalDeployment("vllm").spec(tmp_path / "model").engine_args
+    assert ("float32" in args) != has
+    assert "float32" not in LocalDeployment("vllm", on_gpu=True).spec(tmp_path / "model").engine_args
+    assert "float32" not in LocalDeployment("vllm", model="/m/x").spec().engine_args

@@ -16,6 +16,7 @@ TINY = "tiny"
 PRESSURE_BLOCKS, PRESSURE_BLOCK_SIZE = 300, 32
 _MAX_MODEL_LEN = 8192
 _GPU_SHARE = 0.25
+_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,24 @@ class LocalDeployment:
         if not self.model:
             # Compiling a model this small costs more than it ever saves; its template marks calls as Hermes does.
             args += ["--enforce-eager", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+            if not self.on_gpu and not has_bfloat16():
+                args += ["--dtype", "float32"]
         if self.on_gpu:
             args += ["--gpu-memory-utilization", str(_GPU_SHARE)]
         return args
+
+
+def has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this machine's cores multiply the tiny model's numbers as they are; also where it does not say.
+
+    vLLM emulates them otherwise: on an EPYC with AVX2 alone a prompt of 2,800 tokens took 18 s, and 4.5 in float32.
+    """
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return True
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), None)
+    return flags is None or not _BFLOAT16.isdisjoint(flags)
 
 
 def has_gpu() -> bool:
