@@ -12,11 +12,16 @@ import pytest
 
 from stoker.api.planner.v1 import planner_pb2
 from stoker.common.errors import StokerError
-from stoker.planner.computing import Computing, Task
+from stoker.planner import answers, facility_file
+from stoker.planner.computing import Abandoned, Computing, Task
 from stoker.planner.sizing_answer import size
 from tests.support.waiting import eventually
 
 MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
+
+
+def waited_for() -> Task:
+    return Task(60.0, threading.Event())
 
 
 async def refused(call: object) -> str:
@@ -93,7 +98,7 @@ def request(**fields: object) -> planner_pb2.SizeRequest:
 
 
 def test_a_size_has_its_pools_memory_and_what_binds() -> None:
-    answer = size(request())
+    answer = size(request(), waited_for())
     assert answer.kv_bytes_per_token == 131_072
     assert answer.gpus == sum(pool.gpus for pool in answer.pools) > 0
     for pool in answer.pools:
@@ -101,7 +106,7 @@ def test_a_size_has_its_pools_memory_and_what_binds() -> None:
         assert pool.replicas * pool.tensor_parallel * pool.pipeline_parallel * pool.data_parallel == pool.gpus
         assert pool.memory_bytes["weights_attention"] > 1e9
         assert sum(pool.memory_bytes.values()) == pytest.approx(85.5e9, rel=0.05), "what an H100 has"
-    assert size(request()) == answer
+    assert size(request(), waited_for()) == answer
 
 
 @pytest.mark.parametrize(
@@ -122,4 +127,29 @@ def test_a_size_has_its_pools_memory_and_what_binds() -> None:
 )
 def test_what_cannot_be_sized_is_named(fields: dict[str, object], named: str) -> None:
     with pytest.raises(StokerError, match=named):
-        size(request(**fields))
+        size(request(**fields), waited_for())
+
+
+def test_sizing_and_capacity_end_once_nobody_waits() -> None:
+    """They may take seconds, in which the planner would turn others away for an answer that nobody reads."""
+    left = Task(60.0, threading.Event())
+    left.stop.set()
+    with pytest.raises(Abandoned):
+        size(request(), left)
+    text = (MODELS.parent / "facilities" / "dgx-rack.yaml").read_text()
+    with pytest.raises(Abandoned):
+        answers.capacity(facility_file.parse(text, "facility"), planner_pb2.CapacityRequest(), left)
+
+
+def test_sizing_looks_up_before_each_layout() -> None:
+    looks = []
+
+    class Counted(Task):
+        def look(self) -> None:
+            looks.append(1)
+
+    few = size(request(most_gpus=1), Counted(60.0, threading.Event()))
+    assert few.gpus
+    one = len(looks)
+    size(request(most_gpus=16), Counted(60.0, threading.Event()))
+    assert len(looks) - one > one >= 1

@@ -28,9 +28,9 @@ _MOST_LIMITS = 100
 _MOST_MISTAKES = 1_000
 
 
-def capacity(facility: Facility, request: planner_pb2.CapacityRequest) -> planner_pb2.CapacityResponse:
+def capacity(facility: Facility, request: planner_pb2.CapacityRequest, task: Task) -> planner_pb2.CapacityResponse:
     """How much a facility carries. Raises InvalidRequest where what it is to be filled with is unknown."""
-    found = envelope.capacity(facility, request.fill)
+    found = envelope.capacity(facility, request.fill, task.look)
     binding = found.binding
     return planner_pb2.CapacityResponse(
         racks=found.racks,

@@ -18,6 +18,10 @@ _MARGIN_S = 0.25
 """Of a caller's deadline, what is left for building and sending the answer."""
 
 
+class Abandoned(Exception):
+    """Ends a computation that nobody waits for; nobody hears of it."""
+
+
 @dataclass(frozen=True)
 class Task:
     """What a computation may take. `stop` is set when nobody waits for it any more."""
@@ -28,6 +32,11 @@ class Task:
     def clock(self) -> float:
         """Monotonic seconds; for ever gone by once nobody waits any more, so that whoever looks at it ends."""
         return math.inf if self.stop.is_set() else time.monotonic()
+
+    def look(self) -> None:
+        """For computations without a clock to call now and then. Raises Abandoned once nobody waits any more."""
+        if self.stop.is_set():
+            raise Abandoned
 
 
 class Computing:

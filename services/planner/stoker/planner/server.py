@@ -93,14 +93,14 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         self, request: planner_pb2.SizeRequest, context: Context
     ) -> planner_pb2.SizeResponse:
         """What a model needs."""
-        return await self._compute(context, lambda _: sizing_answer.size(request))
+        return await self._compute(context, lambda task: sizing_answer.size(request, task))
 
     async def Capacity(  # noqa: N802
         self, request: planner_pb2.CapacityRequest, context: Context
     ) -> planner_pb2.CapacityResponse:
         """How much a facility carries."""
         given = await self._given(request.facility)
-        return await self._compute(context, lambda _: answers.capacity(given().facility, request))
+        return await self._compute(context, lambda task: answers.capacity(given().facility, request, task))
 
     async def Place(  # noqa: N802
         self, request: planner_pb2.PlaceRequest, context: Context

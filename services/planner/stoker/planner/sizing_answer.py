@@ -8,6 +8,7 @@ from stoker.api.common.v1 import common_pb2
 from stoker.api.planner.v1 import planner_pb2
 from stoker.common.errors import InvalidRequest
 from stoker.planner import catalogue, machines, model_config
+from stoker.planner.computing import Task
 from stoker.planner.core.sizing import search
 from stoker.planner.core.sizing.workload import Role, Slo, Workload
 
@@ -29,7 +30,7 @@ _RANGES = {
 }
 
 
-def size(request: planner_pb2.SizeRequest) -> planner_pb2.SizeResponse:
+def size(request: planner_pb2.SizeRequest, task: Task) -> planner_pb2.SizeResponse:
     """The best way to serve. Raises InvalidRequest and BAD_MODEL_CONFIG, naming what is wrong."""
     for field, (least, most) in _RANGES.items():
         if not least <= getattr(request, field) <= most:  # nor is NaN
@@ -44,7 +45,7 @@ def size(request: planner_pb2.SizeRequest) -> planner_pb2.SizeResponse:
         Workload(request.requests_per_s, request.input_tokens, request.output_tokens, hit_rate=request.cached_share),
         Slo(request.ttft_s or 1.0, request.itl_s or None, request.attainment or 0.95),
         search.Limits(request.most_gpus or _GPUS),
-    ).answer()
+    ).answer(task.look)
     refused = [
         f"{each.machine.name} {each.layout.name}: {each.refused}" for each in answer.candidates if each.refused
     ]

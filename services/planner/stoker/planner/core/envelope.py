@@ -6,7 +6,7 @@ A facility is filled node by node until something runs out, and what ran out is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from stoker.planner.core.facility.values import Facility
@@ -63,13 +63,14 @@ class Capacity:
         return tokens / self.power if tokens is not None and self.power else None
 
 
-def capacity(facility: Facility, fill: str = "") -> Capacity:
+def capacity(facility: Facility, fill: str = "", look: Callable[[], None] = lambda: None) -> Capacity:
     """Fills the facility's envelopes and the racks that have a `fill`, or all racks where the facility says neither.
 
     `fill` names a node type to fill them with, or a rack type to set envelopes up as, in place of what the facility
     says; where nothing says, it is the commonest node type. Raises InvalidRequest where an envelope has no end.
+    `look` is called before each node or rack of nodes; what it raises ends the filling.
     """
-    filling = Filling(facility, fill)
+    filling = Filling(facility, fill, look)
     filling.fill()
     fullest = max(filling.rooms, key=lambda room: room.nodes, default=None)
     filled, binding = filling.facility(), filling.binding()

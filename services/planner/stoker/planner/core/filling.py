@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -68,7 +68,8 @@ class Room:
 class Filling:
     """One filling of one facility; see `envelope.capacity` for what `fill` means."""
 
-    def __init__(self, facility: Facility, fill: str) -> None:
+    def __init__(self, facility: Facility, fill: str, look: Callable[[], None] = lambda: None) -> None:
+        self._look = look
         self._given, self._types = facility, facility.node_types
         self._rack_type = facility.rack_types.get(fill)
         self._node_type = "" if self._rack_type else fill
@@ -166,6 +167,7 @@ class Filling:
                 "facility", f"more than {MOST_NODES:,} nodes would fit; check its supply and how many racks it has"
             )
         for _ in range(many):
+            self._look()
             self._add(room, batch)
         room.last = batch
         if many < most:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -183,15 +183,21 @@ class Sizing:
     engines: dict[str, Engine] | None = None
     """By name of the GPU type; vLLM's defaults for those that are not in it."""
 
-    def answer(self) -> Answer:
-        """The best plan, what else is on the frontier, and what was considered; the same whenever it is asked."""
+    def answer(self, look: Callable[[], None] = lambda: None) -> Answer:
+        """The best plan, what else is on the frontier, and what was considered; the same whenever it is asked.
+
+        `look` is called before each layout, which may take a second; what it raises ends the search.
+        """
         candidates: list[Candidate] = []
         plans: list[Plan] = []
         roles = [Role.BOTH, *([Role.PREFILL, Role.DECODE] if self.limits.disaggregated else [])]
         for machine in self.machines:
             found: dict[Role, list[Pool]] = {}
             for role in roles:
-                tried = [self._try(machine, layout, role) for layout in layouts(self.model, machine, self.limits)]
+                tried = []
+                for layout in layouts(self.model, machine, self.limits):
+                    look()
+                    tried.append(self._try(machine, layout, role))
                 candidates += tried
                 found[role] = [each.pool for each in tried if each.pool]
             plans += [Plan((pool,), self.workload) for pool in found[Role.BOTH]]
