@@ -37,14 +37,15 @@ def decide(
     panel, panic = candidates(request, fleet, now)
     if policy == ROUND_ROBIN:
         return _round_robin(request, fleet, panel)
-    decision = few.decide(request, fleet, panel, now, panic=panic, explain=explain)
-    return decision or _by_columns(request, fleet, panel, now, rng, panic=panic, explain=explain)
+    anywhere = 0 if request.keys else request.session or rng.getrandbits(64)
+    decision = few.decide(request, fleet, panel, now, anywhere, panic=panic, explain=explain)
+    return decision or _by_columns(request, fleet, panel, now, anywhere, panic=panic, explain=explain)
 
 
 def _by_columns(
-    request: Request, fleet: Fleet, panel: Panel, now: float, rng: Random, *, panic: bool, explain: bool
+    request: Request, fleet: Fleet, panel: Panel, now: float, anywhere: int, *, panic: bool, explain: bool
 ) -> Decision:
-    weighed = weigh(request, fleet, panel, now, rng)
+    weighed = weigh(request, fleet, panel, now, anywhere)
     best, opened = _choose(weighed, fleet)
     reason = _reason(best, weighed, opened)
     found = weighed.match
@@ -129,13 +130,16 @@ class Weighed(NamedTuple):
     """The row of the home on the ring, None if that is no candidate."""
 
 
-def weigh(request: Request, fleet: Fleet, panel: Panel, now: float, rng: Random) -> Weighed:
-    """Return every candidate of a panel with its cost, load, bound and matches."""
+def weigh(request: Request, fleet: Fleet, panel: Panel, now: float, anywhere: int) -> Weighed:
+    """Return every candidate of a panel with its cost, load, bound and matches.
+
+    `anywhere` (u64) is by what the ring is asked for a prompt without keys.
+    """
     config = fleet.config
     found = match(request, fleet, panel, now)
     warmth = fleet.ramp.warmth(panel.seats, now)
     unseen = homes.unseen(fleet, panel, found)
-    key = homes.key(request, found, unseen, rng)
+    key = homes.key(request, found, unseen, anywhere)
     home = homes.row(key, fleet, panel)
     load = fleet.load.loads(now)[panel.seats]
     prefill = float(request.prompt_tokens) - found.cached

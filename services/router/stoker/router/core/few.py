@@ -106,16 +106,17 @@ class Rows(Explanation):
 
 
 def decide(
-    request: Request, fleet: Fleet, panel: Panel, now: float, *, panic: bool, explain: bool
+    request: Request, fleet: Fleet, panel: Panel, now: float, anywhere: int, *, panic: bool, explain: bool
 ) -> Decision | None:
-    """Choose among the replicas of a panel; None for what is not plain."""
-    plain = request.keys and panel.alike == request.block_size and len(fleet.replicas) <= FEW
+    """Choose among the replicas of a panel; None for what is not plain. `anywhere`: as for `decide.weigh`."""
+    keys = request.keys
+    plain = (not keys or panel.alike == request.block_size) and len(fleet.replicas) <= FEW
     if not plain or fleet.ramp.warms(now) or fleet.index.trusts(now) is not None:
         return None
-    found = _match(request, fleet, panel)
+    found = _match(request, fleet, panel) if keys else _nothing(panel)
     known = fleet.index.known_rows(panel.seats)
     unknown = max(0, request.prompt_tokens - request.block_size * found.deepest)
-    key = homes.key_of(request.keys, found.shown, blind=2 * known.count(False) > len(known))
+    key = homes.key_of(keys, found.shown, blind=2 * known.count(False) > len(known)) if keys else anywhere
     home = homes.row(key, fleet, panel)
     credit = _credit(request, fleet, panel, found, known)
     if home is not None:
@@ -167,6 +168,11 @@ def _match(request: Request, fleet: Fleet, panel: Panel) -> Found:
     return Found(exact, believed, [each if each < most else most for each in worth], shown, deepest)
 
 
+def _nothing(panel: Panel) -> Found:
+    """Return what is found of a prompt without keys."""
+    return Found([0] * len(panel), [0] * len(panel), [0.0] * len(panel), 0, 0)
+
+
 def _depths(runs: Runs, panel: Panel) -> list[int]:
     """Return each row's depth in blocks, 0 where it holds nothing."""
     depths = [0] * len(panel)
@@ -184,7 +190,7 @@ def _more(worth: list[float], credit: float, before: list[int], after: list[int]
 def _credit(request: Request, fleet: Fleet, panel: Panel, found: Found, known: list[bool]) -> list[float]:
     """Return the tokens that those without a digest are credited with by the ring."""
     credit = [0.0] * len(panel)
-    if not all(known):
+    if request.keys and not all(known):
         for row, tokens in homes.tokens(request, fleet, panel).items():
             if not known[row]:
                 credit[row] = fleet.config.ring_credit * max(0.0, tokens - found.cached[row])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from random import Random
 
 import numpy as np
 
@@ -35,15 +34,16 @@ def unseen(fleet: Fleet, panel: Panel, found: Match) -> Floats | None:
     return column if column.any() else None
 
 
-def key(request: Request, found: Match, unseen: Floats | None, rng: Random) -> int:
+def key(request: Request, found: Match, unseen: Floats | None, anywhere: int) -> int:
     """Return the key by which the ring is asked for the home of what nobody holds.
 
     It is that of the first block which no digest shows. A system prompt common to all cannot send everything to one
     home, and routers that see the same digests agree. Where most digests are unseen it is the deepest doubling.
+    A prompt without keys has its home `anywhere`.
     """
     keys = request.keys
     if not keys:
-        return request.session or rng.getrandbits(64)
+        return anywhere
     return key_of(keys, found.shown, blind=unseen is not None and bool(2.0 * unseen.sum() > len(unseen)))
 
 
