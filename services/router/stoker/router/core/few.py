@@ -144,14 +144,14 @@ def decide(
         candidates=Rows(panel.ids, weighed, found, known, size, fleet.ring, key) if explain else (),
         shown_tokens=size * found.exact[best],
         cost=weighed.cost[best],
-        considered=len(panel),
+        considered=len(panel.ids),
     )
 
 
 def _match(request: Request, fleet: Fleet, panel: Panel) -> Found:
     """Look a prompt up in the fleet's digests and among recent dispatches."""
     size, config = request.block_size, fleet.config
-    exact, worth, shown = [0] * len(panel), [0.0] * len(panel), 0
+    exact, worth, shown = [0] * len(panel.ids), [0.0] * len(panel.ids), 0
     runs: Runs = []
     for tier, runs in fleet.index.runs(request.keys).items():
         before, exact = exact, _depths(runs, panel)
@@ -170,12 +170,12 @@ def _match(request: Request, fleet: Fleet, panel: Panel) -> Found:
 
 def _nothing(panel: Panel) -> Found:
     """Return what is found of a prompt without keys."""
-    return Found([0] * len(panel), [0] * len(panel), [0.0] * len(panel), 0, 0)
+    return Found([0] * len(panel.ids), [0] * len(panel.ids), [0.0] * len(panel.ids), 0, 0)
 
 
 def _depths(runs: Runs, panel: Panel) -> list[int]:
     """Return each row's depth in blocks, 0 where it holds nothing."""
-    depths = [0] * len(panel)
+    depths = [0] * len(panel.ids)
     for depth, alive in runs:
         for row, bit in enumerate(panel.bits):
             if alive & bit:
@@ -189,7 +189,7 @@ def _more(worth: list[float], credit: float, before: list[int], after: list[int]
 
 def _credit(request: Request, fleet: Fleet, panel: Panel, found: Found, known: list[bool]) -> list[float]:
     """Return the tokens that those without a digest are credited with by the ring."""
-    credit = [0.0] * len(panel)
+    credit = [0.0] * len(panel.ids)
     if request.keys and not all(known):
         for row, tokens in homes.tokens(request, fleet, panel).items():
             if not known[row]:

@@ -59,7 +59,7 @@ def _breaches(samples: Sequence[Sample], asked: Concurrency, per_replica: float,
     It panics while there is one. That is found from the samples alone, so that a scaler which takes over panics as
     the one before it did.
     """
-    recent = list(last(samples, now - asked.stable_s - asked.panic_s))[::-1]
+    recent = last(samples, now - asked.stable_s - asked.panic_s)[::-1]
     demand = [in_flight(sample) for sample in recent]
     found: list[float] = []
     total, count, first = 0.0, 0, 0

@@ -200,7 +200,7 @@ def corrected(slo: Slo, history: History, now: float, model: Model, modelled: fl
     """
     before = history.wanted[-1] if history.wanted else None
     factor = before.correction if before else 1.0
-    recent = list(last(history.samples, now - slo.window_s))
+    recent = last(history.samples, now - slo.window_s)
     within = mean(history.samples, now - slo.window_s, lambda sample: sample.within_slo)
     ready = recent[0].ready
     steady = all(sample.ready == ready for sample in recent)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from stoker.scaler.core.signals import Sample, Wanted
 
+_AT = attrgetter("at")
 
-def last(samples: Sequence[Sample], since: float) -> Iterator[Sample]:
+
+def last(samples: Sequence[Sample], since: float) -> Sequence[Sample]:
     """The samples after `since`, newest first; the newest in any case."""
-    for place in range(len(samples) - 1, -1, -1):
-        if samples[place].at <= since and place < len(samples) - 1:
-            return
-        yield samples[place]
+    return samples[_first(samples, since) :][::-1]
+
+
+def _first(samples: Sequence[Sample], since: float) -> int:
+    return max(0, min(bisect_right(samples, since, key=_AT), len(samples) - 1))
 
 
 def mean(samples: Sequence[Sample], since: float, value: Callable[[Sample], float | None]) -> float | None:
@@ -24,13 +29,10 @@ def mean(samples: Sequence[Sample], since: float, value: Callable[[Sample], floa
 def rate(samples: Sequence[Sample], since: float, value: Callable[[Sample], float | None]) -> float | None:
     """The mean of a rate after `since`, each sample weighted by the time it covers; None where nothing is known."""
     total = seconds = 0.0
-    for place in range(len(samples) - 1, -1, -1):
-        sample = samples[place]
-        if sample.at <= since and place < len(samples) - 1:
-            break
-        found = value(sample)
+    for place in range(len(samples) - 1, _first(samples, since) - 1, -1):
+        found = value(samples[place])
         if found is not None:
-            covered = sample.at - samples[place - 1].at if place else 1.0
+            covered = samples[place].at - samples[place - 1].at if place else 1.0
             total, seconds = total + covered * found, seconds + covered
     return total / seconds if seconds else None
 
