@@ -29,6 +29,7 @@ class Rates(Mapping[str, float]):
         self._middle = ASSUMED_RATE
         self._by_seat: Floats = np.zeros(seats.width)  # 0 where it was not measured
         self._column: Floats | None = None
+        self._seen: dict[str, float] = {}  # by id, those that were asked for since the last change
 
     def put(self, replica: str, measured: float | None) -> None:
         """Take what was measured of a replica, None for nothing."""
@@ -53,6 +54,7 @@ class Rates(Mapping[str, float]):
         self._by_seat = widened(self._by_seat, self._seats.width, 0.0)
         self._by_seat[seat] = after or 0.0
         self._column = None
+        self._seen.clear()
 
     @property
     def column(self) -> Floats:
@@ -64,9 +66,12 @@ class Rates(Mapping[str, float]):
         return self._column
 
     def __getitem__(self, replica: str) -> float:
-        middle = self._middle
-        rate = self._measured[replica] or middle
-        return min(max(middle, rate / _NOISE), rate * _NOISE)
+        seen = self._seen.get(replica)
+        if seen is None:
+            middle = self._middle
+            rate = self._measured[replica] or middle
+            seen = self._seen[replica] = min(max(middle, rate / _NOISE), rate * _NOISE)
+        return seen
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._measured)
