@@ -56,6 +56,20 @@ async def test_fields_and_retry_delay_arrive() -> None:
     assert error.metadata == {"leader": "x"}
 
 
+@pytest.mark.parametrize("letter", ["a", "\n", "\u00e9", "\U0001f525"])
+@pytest.mark.parametrize("length", [300, 3_000, 20_000, 2_000_000])
+async def test_a_long_error_arrives_as_far_as_headers_take_it(letter: str, length: int) -> None:
+    """Beyond some kilobytes of trailers a client drops the whole status, and knows neither code nor reason."""
+    error = await _error(InvalidRequest.field("facility", f"said: {letter * length} end"))
+    assert (error.code, error.reason) == (Code.INVALID_ARGUMENT, "INVALID_REQUEST")
+    assert error.message.startswith(f"facility: said: {letter * 100}")
+    assert error.fields[0].field == "facility"
+    cut = length > 300 or letter == "\U0001f525"
+    assert error.message.endswith("characters more" if cut else " end")
+    many = InvalidRequest("m", fields=(FieldViolation(letter * 100, letter * length),) * 50)
+    assert (await _error(many)).fields[0].field.startswith(letter)
+
+
 async def test_surprises_tell_nothing_of_the_inside() -> None:
     error = await _error(ValueError("prompt text that must not leak"))
     assert error.code is Code.INTERNAL

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -37,6 +37,10 @@ ERROR_DOMAIN = "stoker"
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Largest gRPC message in either direction: 16 MiB, about two million prompt tokens. See docs/errors.md."""
+
+_MOST_MESSAGE, _MOST_FIELDS = 2_500, 1_000
+"""Bytes of an error's message, and of what it says of fields, as a header carries them: percent-encoded. Clients take
+8 KiB of trailers for sure, in which the message is twice; what has more loses its code and reason, too."""
 
 _KEEPALIVE: list[tuple[str, int]] = [
     # A peer that vanished without a FIN is noticed within 13 s.
@@ -83,7 +87,7 @@ def channel(target: str, tls: Tls | None = None) -> grpc.aio.Channel:
 
 
 def status_of(error: StokerError) -> status_pb2.Status:
-    """The error as `google.rpc.Status` with its details."""
+    """The error as `google.rpc.Status` with its details, no longer than trailers may be."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.metadata)
     details: list[Any] = [info]
     if error.retry_after_s is not None:
@@ -93,7 +97,7 @@ def status_of(error: StokerError) -> status_pb2.Status:
     if error.fields:
         violations = [
             error_details_pb2.BadRequest.FieldViolation(field=f.field, description=f.description)
-            for f in error.fields
+            for f in _fitting(error.fields)
         ]
         details.append(error_details_pb2.BadRequest(field_violations=violations))
     packed = []
@@ -102,7 +106,32 @@ def status_of(error: StokerError) -> status_pb2.Status:
         any_detail.Pack(detail)
         packed.append(any_detail)
     code = code_pb2.Code.Value(error.code.name)
-    return status_pb2.Status(code=code, message=error.message, details=packed)
+    return status_pb2.Status(code=code, message=_shortened(error.message, _MOST_MESSAGE), details=packed)
+
+
+def _fitting(fields: Iterable[FieldViolation]) -> Iterator[FieldViolation]:
+    """As many of the fields as are told, the last of them shortened."""
+    left = _MOST_FIELDS
+    for each in fields:
+        field, description = _shortened(each.field, left), _shortened(each.description, left)
+        yield FieldViolation(field, description)
+        left -= _encoded(field) + _encoded(description)
+        if left <= 0:
+            return
+
+
+def _shortened(text: str, most: int) -> str:
+    """The text, or as much of its beginning as takes `most` bytes in a header."""
+    kept = text[:most]
+    while _encoded(kept) > most:
+        kept = kept[: len(kept) * 9 // 10]
+    return text if kept == text else f"{kept}… and {len(text) - len(kept):,} characters more"
+
+
+def _encoded(text: str) -> int:
+    """Bytes of the text in a header: three for each that is no printable ASCII."""
+    raw = text.encode(errors="replace")
+    return sum(1 if 0x20 <= byte <= 0x7E else 3 for byte in raw)
 
 
 def error_from(call_error: grpc.RpcError) -> StokerError:
