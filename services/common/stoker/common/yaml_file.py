@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import yaml
@@ -60,20 +60,30 @@ def text(path: Path, most_bytes: int) -> str:
         raise bad(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no UTF-8 text'}") from error
 
 
-class _WithoutAliases(yaml.SafeLoader):
+class _Watched(yaml.SafeLoader):
+    """Calls `look` before each node; what that raises ends the reading."""
+
+    look: Callable[[], None] | None = None
+    aliases = True
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
+        if self.look is not None:
+            self.look()
+        if not self.aliases and self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not read in this file", problem_mark=mark)
         return super().compose_node(parent, index)
 
 
-def composed(content: str, source: str, needs: str, *, aliases: bool = True) -> yaml.Node:
+def composed(
+    content: str, source: str, needs: str, *, aliases: bool = True, look: Callable[[], None] | None = None
+) -> yaml.Node:
     """The nodes of a YAML text; `source` names it in them, `needs` says what an empty one lacks.
 
-    Without `aliases` they are a tree, no larger than the text.
+    Without `aliases` they are a tree, no larger than the text. A megabyte takes some ten seconds: `look` is called
+    now and then, and ends it by raising.
     """
-    with _loader(content, source, aliases=aliases) as loader:
+    with _loader(content, source, aliases=aliases, look=look) as loader:
         node = loader.get_node() if loader.check_node() else None
         second = loader.get_node() if node is not None and loader.check_node() else None
     if node is None:
@@ -102,11 +112,13 @@ def _is_empty(node: yaml.Node) -> bool:
 
 
 @contextlib.contextmanager
-def _loader(content: str, source: str, *, aliases: bool) -> Iterator[yaml.SafeLoader]:
+def _loader(
+    content: str, source: str, *, aliases: bool, look: Callable[[], None] | None = None
+) -> Iterator[yaml.SafeLoader]:
     """Raises StokerError (BAD_FILE) where the text is no YAML."""
     try:
-        loader = (yaml.SafeLoader if aliases else _WithoutAliases)(content)
-        loader.name = source
+        loader = _Watched(content)
+        loader.name, loader.aliases, loader.look = source, aliases, look
         try:
             yield loader
         finally:

@@ -24,6 +24,7 @@ from stoker.registry.core import placement as placement_policy
 from stoker.registry.core.validation import Limits
 
 _MOST_DEPLOYMENTS = 1_000
+_MOST_REPLICAS = 100_000
 _MOST_LIMITS = 100
 _MOST_MISTAKES = 1_000
 
@@ -61,10 +62,10 @@ def place(surface: Ground, request: planner_pb2.PlaceRequest, task: Task) -> pla
     )
 
 
-def read(text: str) -> Ground:
+def read(text: str, task: Task) -> Ground:
     """A facility file as a ground. Raises StokerError naming each mistake."""
     documents.packed(text)
-    return ground(facility_file.parse(text, "facility"))
+    return ground(facility_file.parse(text, "facility", task.look))
 
 
 def ground_of(problem: Problem) -> Ground:
@@ -75,9 +76,9 @@ def ground_of(problem: Problem) -> Ground:
 def what_if(problem: Problem, request: planner_pb2.WhatIfRequest, task: Task) -> planner_pb2.WhatIfResponse:
     """What would be placed, and what not, where the fleet were as `request` says."""
     here = ground_of(problem)
-    surface = ground(_merged(read(request.facility).facility, problem)) if request.facility else here
+    surface = ground(_merged(read(request.facility, task).facility, problem)) if request.facility else here
     now = _asked(problem, here, {})
-    before = placement.greedy(now, ground=here)
+    before = placement.greedy(now, ground=here, look=task.look)
     racks = set(request.without_racks)
     for rack in sorted(racks - surface.facility.racks.keys()):
         raise InvalidRequest.field("without_racks", f"{rack!r} is no rack of the facility")
@@ -87,6 +88,7 @@ def what_if(problem: Problem, request: planner_pb2.WhatIfRequest, task: Task) ->
     more = [deployment_of(spec) for spec in _checked(request.deployments)]
     there = [node for node in problem.nodes if node.id not in lost]
     changed = replace(problem, deployments=[*problem.deployments, *more], nodes=there)
+    _bounded(request.replicas)
     counts = {**dict(request.replicas), **{spec.name: spec.replicas for spec in request.deployments}}
     for name in sorted(counts.keys() - {d.name for d in changed.deployments}):
         raise InvalidRequest.field("replicas", f"{name!r} is no deployment")
@@ -139,10 +141,10 @@ def explain(problem: Problem, name: str, why: Mapping[str, str]) -> planner_pb2.
     )
 
 
-def validate(text: str, problem: Problem) -> planner_pb2.ValidateResponse:
+def validate(text: str, problem: Problem, task: Task) -> planner_pb2.ValidateResponse:
     """What is wrong with a facility file, and what of that which runs it would not allow."""
     try:
-        facility = read(text).facility
+        facility = read(text, task).facility
     except StokerError as error:
         return planner_pb2.ValidateResponse(mistakes=error.message.splitlines()[:_MOST_MISTAKES])
     surface = ground(_merged(facility, problem))
@@ -164,7 +166,9 @@ def validate(text: str, problem: Problem) -> planner_pb2.ValidateResponse:
 def propose(problem: Problem, most: int, task: Task, warm: Mapping[str, float]) -> planner_pb2.ProposeMovesResponse:
     """Moves that would leave the fleet better placed; `warm` is what each replica holds in its cache, in tokens."""
     surface, counts = ground_of(problem), _desired(problem)
-    proposal = moving.propose(problem, surface, counts=counts, time_limit_s=task.limit_s, most=most, clock=task.clock)
+    proposal = moving.propose(
+        problem, surface, counts=counts, time_limit_s=task.limit_s, most=most, clock=task.clock, look=task.look
+    )
     response = planner_pb2.ProposeMovesResponse(
         scores_now=_scores(proposal.before), scores=_scores(proposal.after), placed_more=proposal.placed_more
     )
@@ -199,9 +203,9 @@ def _desired(problem: Problem) -> dict[str, int]:
 
 def _placed(asked: PlacementProblem, surface: Ground, task: Task, time_limit_s: float) -> Placement:
     if time_limit_s <= 0:
-        return placement.greedy(asked, ground=surface)
+        return placement.greedy(asked, ground=surface, look=task.look)
     limit_s = min(time_limit_s, task.limit_s)
-    return placement.place(asked, time_limit_s=limit_s, ground=surface, clock=task.clock)
+    return placement.place(asked, time_limit_s=limit_s, ground=surface, clock=task.clock, look=task.look)
 
 
 def _checked(specs: Sequence[common_pb2.DeploymentSpec]) -> Sequence[common_pb2.DeploymentSpec]:
@@ -214,7 +218,20 @@ def _checked(specs: Sequence[common_pb2.DeploymentSpec]) -> Sequence[common_pb2.
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
         raise InvalidRequest.field("deployments", "names are there twice; give each once")
+    replicas = sum(spec.replicas for spec in specs)
+    if replicas > _MOST_REPLICAS:
+        raise InvalidRequest.field("deployments", f"ask for {replicas:,} replicas; at most {_MOST_REPLICAS:,}")
     return specs
+
+
+def _bounded(counts: Mapping[str, int]) -> None:
+    """Raises InvalidRequest where there are more than a deployment, or all of a fleet, may have: each is sought."""
+    most = Limits().replicas
+    for name, count in counts.items():
+        if count > most:
+            raise InvalidRequest.field("replicas", f"{name!r}: {count:,} is too many; at most {most:,}")
+    if sum(counts.values()) > _MOST_REPLICAS:
+        raise InvalidRequest.field("replicas", f"are {sum(counts.values()):,} in all; at most {_MOST_REPLICAS:,}")
 
 
 def _spot(node: str, gpus: Sequence[int], surface: Ground) -> str:

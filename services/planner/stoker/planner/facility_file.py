@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ def read(path: Path) -> Facility:
     return _made(_with_included(path))
 
 
-def parse(text: str, source: str) -> Facility:
-    """The facility in a text that includes no files; `source` names it in errors. Raises as `read` does."""
-    node = _composed(text, source)
+def parse(text: str, source: str, look: Callable[[], None] | None = None) -> Facility:
+    """The facility in a text that includes no files; `source` names it in errors. Raises as `read` does, and what
+    `look` does, which is called now and then."""
+    node = _composed(text, source, look)
     for included in _included(node):
         mark = included.start_mark
         raise yaml_file.bad(
@@ -69,8 +71,8 @@ def written(part: FacilityFile) -> str:
     )
 
 
-def _composed(text: str, source: str) -> yaml.Node:
-    return yaml_file.composed(text, source, _NEEDS, aliases=False)
+def _composed(text: str, source: str, look: Callable[[], None] | None = None) -> yaml.Node:
+    return yaml_file.composed(text, source, _NEEDS, aliases=False, look=look)
 
 
 def _with_included(path: Path) -> yaml.Node:

@@ -100,7 +100,7 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     ) -> planner_pb2.CapacityResponse:
         """How much a facility carries."""
         given = await self._given(request.facility)
-        return await self._compute(context, lambda task: answers.capacity(given().facility, request, task))
+        return await self._compute(context, lambda task: answers.capacity(given(task).facility, request, task))
 
     async def Place(  # noqa: N802
         self, request: planner_pb2.PlaceRequest, context: Context
@@ -108,7 +108,7 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         """A placement from nothing."""
         _seconds("time_limit_s", request.time_limit_s)
         given = await self._given(request.facility)
-        return await self._compute(context, lambda task: answers.place(given(), request, task))
+        return await self._compute(context, lambda task: answers.place(given(task), request, task))
 
     async def Explain(  # noqa: N802
         self, request: planner_pb2.ExplainRequest, context: Context
@@ -136,7 +136,7 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     ) -> planner_pb2.ValidateResponse:
         """What is wrong with a facility file."""
         problem = await self._problem()
-        return await self._compute(context, lambda _: answers.validate(request.facility, problem))
+        return await self._compute(context, lambda task: answers.validate(request.facility, problem, task))
 
     async def ProposeMoves(  # noqa: N802
         self, request: planner_pb2.ProposeMovesRequest, context: Context
@@ -172,12 +172,12 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     async def _compute(self, context: Context, work: Callable[[Task], T], limit_s: float | None = None) -> T:
         return await self._computing.run(work, left_s=context.time_remaining(), limit_s=limit_s)
 
-    async def _given(self, text: str) -> Callable[[], Ground]:
+    async def _given(self, text: str) -> Callable[[Task], Ground]:
         """The facility that a caller gives, to be read in the computation, or the one that is planned for."""
         if text:
             return partial(answers.read, text)
         problem = await self._problem()
-        return lambda: answers.ground_of(problem)
+        return lambda _: answers.ground_of(problem)
 
     async def _problem(self) -> Problem:
         if not self._synced():

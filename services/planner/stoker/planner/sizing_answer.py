@@ -24,7 +24,7 @@ _RANGES = {
     "requests_per_s": (1e-6, 1e6),
     "ttft_s": (0, 3_600),
     "itl_s": (0, 60),
-    "attainment": (0, 0.9999),
+    "attainment": (0.5, 0.9999),
     "cached_share": (0, 0.999),
     "most_gpus": (0, _MOST_GPUS),
 }
@@ -32,9 +32,11 @@ _RANGES = {
 
 def size(request: planner_pb2.SizeRequest, task: Task) -> planner_pb2.SizeResponse:
     """The best way to serve. Raises InvalidRequest and BAD_MODEL_CONFIG, naming what is wrong."""
+    slo = Slo(request.ttft_s or 1.0, request.itl_s or None, request.attainment or 0.95)
+    asked = {**{field: getattr(request, field) for field in _RANGES}, "attainment": slo.attainment}
     for field, (least, most) in _RANGES.items():
-        if not least <= getattr(request, field) <= most:  # nor is NaN
-            raise InvalidRequest.field(field, f"{getattr(request, field):g} is not in {least:g} to {most:g}")
+        if not least <= asked[field] <= most:  # nor is NaN
+            raise InvalidRequest.field(field, f"{asked[field]:g} is not in {least:g} to {most:g}")
     if not 1 <= len(request.gpus) <= _MOST_TYPES:
         raise InvalidRequest.field("gpus", f"names {len(request.gpus)} types; give 1 to {_MOST_TYPES}")
     model = model_config.parse(_config(request.model_config), name="model", source="model_config")
@@ -43,7 +45,7 @@ def size(request: planner_pb2.SizeRequest, task: Task) -> planner_pb2.SizeRespon
         model,
         tuple(machines.machine_of(known, name, "gpus") for name in dict.fromkeys(request.gpus)),
         Workload(request.requests_per_s, request.input_tokens, request.output_tokens, hit_rate=request.cached_share),
-        Slo(request.ttft_s or 1.0, request.itl_s or None, request.attainment or 0.95),
+        slo,
         search.Limits(request.most_gpus or _GPUS),
     ).answer(task.look)
     refused = [

@@ -14,7 +14,6 @@ from rich.table import Table
 from stoker.cli.output import Format, FormatOption, Output, counted, or_dash
 from stoker.cli.plan import drawings
 from stoker.cli.plan.drawings import HtmlOption, SvgOption
-from stoker.common.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from stoker.planner.core.envelope import Capacity
@@ -69,9 +68,6 @@ def capacity(
 
     out = Output(output)
     given = facility_file.read(facility)
-    if fill and fill not in envelope.candidates(given) and fill not in given.node_types:
-        names = ", ".join(envelope.candidates(given))
-        raise InvalidRequest.field("--fill", f"{fill!r} is no type here; known: {names}")
     found = envelope.capacity(given, fill)
     rates: Mapping[str, float] = {}
     if model is not None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from stoker.common.errors import InvalidRequest
 from stoker.planner.core.facility.values import Facility
 from stoker.planner.core.filling import Filling, Room
 from stoker.planner.core.limits import UNITS, Kind, Limit, Scope
@@ -67,9 +68,13 @@ def capacity(facility: Facility, fill: str = "", look: Callable[[], None] = lamb
     """Fills the facility's envelopes and the racks that have a `fill`, or all racks where the facility says neither.
 
     `fill` names a node type to fill them with, or a rack type to set envelopes up as, in place of what the facility
-    says; where nothing says, it is the commonest node type. Raises InvalidRequest where an envelope has no end.
+    says; where nothing says, it is the commonest node type. Raises InvalidRequest where it names no type, or an
+    envelope has no end.
     `look` is called before each node or rack of nodes; what it raises ends the filling.
     """
+    if fill and fill not in facility.node_types and fill not in candidates(facility):
+        names = ", ".join(candidates(facility))
+        raise InvalidRequest.field("fill", f"{fill!r} is no type here; known: {names}")
     filling = Filling(facility, fill, look)
     filling.fill()
     fullest = max(filling.rooms, key=lambda room: room.nodes, default=None)

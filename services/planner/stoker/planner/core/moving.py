@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stoker.planner.core import placement, siting
 from stoker.planner.core.ordering import natural
-from stoker.planner.core.placement import Clock, Goal, Member, Placed, PlacementProblem, Score
+from stoker.planner.core.placement import Clock, Goal, Look, Member, Placed, PlacementProblem, Score, unwatched
 from stoker.planner.core.placement.ground import Ground
 from stoker.planner.core.values import Condition, Problem, Wanted
 
@@ -40,18 +40,22 @@ def propose(
     time_limit_s: float,
     most: int,
     clock: Clock | None = None,
+    look: Look = unwatched,
 ) -> Proposal:
     """Moves worth making, at most `most`; none where they gain nothing. A replica moves only if it serves, and its
-    deployment has as many ready ones as are desired: its successor is placed before it leaves."""
+    deployment has as many ready ones as are desired: its successor is placed before it leaves.
+
+    `look` is called before each replica that is placed; what it raises ends the search.
+    """
     asked = siting.whole(problem, surface, counts)
-    now = placement.greedy(asked, ground=surface)
+    now = placement.greedy(asked, ground=surface, look=look)
     free = replace(asked, movable=_movable(problem, counts))
-    better = placement.place(free, time_limit_s=time_limit_s, ground=surface, clock=clock)
+    better = placement.place(free, time_limit_s=time_limit_s, ground=surface, clock=clock, look=look)
     if not _gains(now.scores, better.scores):
         return Proposal(before=now.scores, after=now.scores)
     moves = _in_order(asked, {each.replica: each for each in better.placed}, better.moved)[:most]
     kept = {move.replica: move.there for move in moves}
-    after = placement.greedy(_after(asked, kept), ground=surface)
+    after = placement.greedy(_after(asked, kept), ground=surface, look=look)
     if not moves or not _gains(now.scores, after.scores):
         return Proposal(before=now.scores, after=now.scores)
     short = _short(now.scores) - _short(after.scores)

@@ -178,7 +178,7 @@ class SizeRequest(Message):
     itl_s: float
     """A request's mean time between tokens wanted, seconds; 0: any."""
     attainment: float
-    """Share of requests that shall be within both, above 0 and below 1; 0 means 0.95."""
+    """Share of requests that shall be within both, 0.5 to 0.9999; 0 means 0.95."""
     cached_share: float
     """Share of the prompt tokens that are found in a cache, 0 up to below 1."""
     most_gpus: int

@@ -6,6 +6,7 @@ from stoker.planner.core.placement.values import (
     Conflict,
     Domain,
     Goal,
+    Look,
     Member,
     Need,
     Pair,
@@ -14,6 +15,7 @@ from stoker.planner.core.placement.values import (
     PlacementProblem,
     Score,
     Unplaced,
+    unwatched,
 )
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "Conflict",
     "Domain",
     "Goal",
+    "Look",
     "Member",
     "Need",
     "Pair",
@@ -32,4 +35,5 @@ __all__ = [
     "greedy",
     "place",
     "scores",
+    "unwatched",
 ]

@@ -13,7 +13,7 @@ from stoker.planner.core.placement import gangs
 from stoker.planner.core.placement.cells import unfit
 from stoker.planner.core.placement.greedy import Greedy
 from stoker.planner.core.placement.state import State, most_in_one
-from stoker.planner.core.placement.values import Conflict, Need, Unplaced
+from stoker.planner.core.placement.values import Conflict, Look, Need, Unplaced, unwatched
 
 RELAXED = ("power", "cooling", "spread", "bandwidth", "scale_up")
 """What is left out in turn, the others kept."""
@@ -29,14 +29,15 @@ _UNFIT = {
 }
 
 
-def unplaced(state: State) -> tuple[Unplaced, ...]:
+def unplaced(state: State, look: Look = unwatched) -> tuple[Unplaced, ...]:
     """Of each deployment that lacks replicas: how many, why, and what would help."""
     missing = [need for need in state.problem.needs if state.counts[need.deployment] < need.replicas]
     search = Greedy(state)
-    return tuple(_why(search, need) for need in missing)
+    return tuple(_why(search, need, look) for need in missing)
 
 
-def _why(search: Greedy, need: Need) -> Unplaced:
+def _why(search: Greedy, need: Need, look: Look) -> Unplaced:
+    look()
     conflicts, remedies = [], []
     for conflict, remedy in _conflicts(search, need):
         conflicts.append(conflict)

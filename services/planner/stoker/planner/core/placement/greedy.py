@@ -19,7 +19,7 @@ from stoker.planner.core.placement.gpus import badness, choose
 from stoker.planner.core.placement.ground import Ground
 from stoker.planner.core.placement.prune import prune
 from stoker.planner.core.placement.state import State
-from stoker.planner.core.placement.values import Domain, Member, Need, Placed, PlacementProblem
+from stoker.planner.core.placement.values import Domain, Look, Member, Need, Placed, PlacementProblem, unwatched
 from stoker.planner.core.placement.worth import kv_shares, stays, wanted_by_region, worth
 
 Rank = tuple[float, ...]
@@ -38,26 +38,26 @@ class _Shares:
     tiers: list[dict[int | str, int]]
 
 
-def filled(ground: Ground, problem: PlacementProblem) -> State:
+def filled(ground: Ground, problem: PlacementProblem, look: Look = unwatched) -> State:
     """What stands, and a place for each replica that has none, as far as there is room.
 
     Where some find none, those are tried first once more, and again: the better of the outcomes counts.
     """
     stood = {old.replica for old in problem.standing}
-    best, first = _filled(ground, problem, ()), set[str]()
+    best, first = _filled(ground, problem, (), look), set[str]()
     for _ in range(_TRIES):
         short = {need.deployment for need in problem.needs if best.counts[need.deployment] < need.replicas}
         others = {p.deployment for p in best.placed.values() if p.replica not in stood} - short
         if not short or short <= first or not others:
             break
         first |= short
-        other = _filled(ground, problem, first)
+        other = _filled(ground, problem, first, look)
         if tuple(worth(other).values()) < tuple(worth(best).values()):
             best = other
     return best
 
 
-def _filled(ground: Ground, problem: PlacementProblem, first: Collection[str]) -> State:
+def _filled(ground: Ground, problem: PlacementProblem, first: Collection[str], look: Look) -> State:
     """Where only some of a deployment's replicas find a place, it may have to give up more, so that no failure domain
     holds too large a share of them. What that leaves free is offered to the others."""
     state = State(ground, problem)
@@ -67,7 +67,7 @@ def _filled(ground: Ground, problem: PlacementProblem, first: Collection[str]) -
     stood = set(state.placed)
     content: set[str] = set()
     while True:
-        Greedy(state).run(content, first)
+        Greedy(state, look).run(content, first)
         given_up = prune(state)
         if not given_up:
             if content:
@@ -97,14 +97,16 @@ def _badness(state: State, placed: Placed, need: Need) -> int:
 class Greedy:
     """The search on a state. `free_of` is the word of a limit that it does not keep at the moment."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, look: Look = unwatched) -> None:
         self.state = state
+        self._look = look
         self.free_of = frozenset[str]()
         self.home: dict[int, int] = {}
         self._names: dict[str, Iterator[str]] = {}
         self._heaped: dict[str, int] = {}
         self._heaps: dict[str, list[tuple[Rank, int]]] = {}
         self._classes: dict[tuple[int, int, int], tuple[int, list[_Class]]] = {}
+        self._paired = {name for n in state.problem.needs if n.pair for name in (n.deployment, n.pair.deployment)}
 
     @cached_property
     def shelf(self) -> Shelf:
@@ -119,10 +121,16 @@ class Greedy:
             if all(self.state.counts[need.deployment] >= need.replicas for need in group):
                 continue
             talks = len(group) > 1 or group[0].members > 1
+            hopeless: set[str] = set()
             for need in _interleaved(self.state, group):
+                if need.deployment in hopeless:
+                    continue
+                self._look()
                 if talks and not self.home:
                     self.home = homes.best(self, group)
                 placed = self.add(need)
+                if placed is None and need.members == 1:
+                    hopeless.add(need.deployment)  # what others take meanwhile makes no room
                 if placed is None or any(self.is_away(member.node) for member in placed.members):
                     self.home = {}
             self.home = {}
@@ -142,10 +150,7 @@ class Greedy:
         """The best place for one more replica; books nothing."""
         if need.members > 1:
             return gangs.find(self, need)
-        paired = need.pair is not None or any(
-            n.pair and n.pair.deployment == need.deployment for n in self.state.problem.needs
-        )
-        return self._scan(need) if paired or self.home else self._next(need)
+        return self._scan(need) if need.deployment in self._paired or self.home else self._next(need)
 
     def find_without(self, limit: str, need: Need) -> tuple[Member, ...] | None:
         """The best place if `limit` were not kept: tells whether it is in the way."""

@@ -13,18 +13,28 @@ from stoker.planner.core.placement.greedy import filled
 from stoker.planner.core.placement.ground import Ground
 from stoker.planner.core.placement.ground import ground as survey
 from stoker.planner.core.placement.state import State
-from stoker.planner.core.placement.values import Clock, Goal, Placed, Placement, PlacementProblem, Score
+from stoker.planner.core.placement.values import (
+    Clock,
+    Goal,
+    Look,
+    Placed,
+    Placement,
+    PlacementProblem,
+    Score,
+    unwatched,
+)
 from stoker.planner.core.placement.worth import worth
 
 
-def greedy(problem: PlacementProblem, *, ground: Ground | None = None) -> Placement:
+def greedy(problem: PlacementProblem, *, ground: Ground | None = None, look: Look = unwatched) -> Placement:
     """Best fit, at once: every hard limit holds, goals are reached as far as one look ahead shows.
 
-    `ground` is what `ground.ground` made of the problem's facility, for who plans it again and again.
+    `ground` is what `ground.ground` made of the problem's facility, for who plans it again and again. `look` is
+    called before each replica; what it raises ends the search.
     """
-    state = filled(ground or survey(problem.facility), problem)
+    state = filled(ground or survey(problem.facility), problem, look)
     eased = _eased(state)
-    return _told(filled(state.ground, eased) if eased else state, {})
+    return _told(filled(state.ground, eased, look) if eased else state, {}, look)
 
 
 def place(
@@ -34,6 +44,7 @@ def place(
     seed: int = 0,
     ground: Ground | None = None,
     clock: Clock | None = None,
+    look: Look = unwatched,
 ) -> Placement:
     """The greedy placement, improved for at most `time_limit_s` seconds of two cores.
 
@@ -41,16 +52,17 @@ def place(
     moved (see `PlacementProblem`).
 
     `clock` gives monotonic seconds, for who needs the limit kept to the second on a large facility. Without it only
-    the solver's time is measured, and the rest is estimated.
+    the solver's time is measured, and the rest is estimated. `look` is called before each replica that gets its first
+    place; what it raises ends all.
     """
-    state = filled(ground or survey(problem.facility), problem)
+    state = filled(ground or survey(problem.facility), problem, look)
     # What a first look leaves without a place, a search may find one for.
     state, bounds = improved(state, time_limit_s / 2 if _eased(state) else time_limit_s, seed, clock)
     if eased := _eased(state):
-        state, bounds = improved(filled(state.ground, eased), time_limit_s / 2, seed, clock)
+        state, bounds = improved(filled(state.ground, eased, look), time_limit_s / 2, seed, clock)
     for goal, floor in floors(state).items():
         bounds[goal] = max(floor, bounds.get(goal, 0.0))
-    return _told(state, bounds)
+    return _told(state, bounds, look)
 
 
 def scores(problem: PlacementProblem, placed: Sequence[Placed], *, ground: Ground | None = None) -> tuple[Score, ...]:
@@ -72,12 +84,12 @@ def _eased(state: State) -> PlacementProblem | None:
     return None if needs == state.problem.needs else replace(state.problem, needs=needs)
 
 
-def _told(state: State, bounds: Mapping[Goal, float]) -> Placement:
+def _told(state: State, bounds: Mapping[Goal, float], look: Look) -> Placement:
     stood = {old.replica: old for old in state.problem.standing}
     placed = tuple(sorted(state.placed.values(), key=lambda p: natural(p.replica)))
     return Placement(
         placed=placed,
-        unplaced=unplaced(state),
+        unplaced=unplaced(state, look),
         moved=frozenset(p.replica for p in placed if p.replica in stood and stood[p.replica].members != p.members),
         fresh=frozenset(p.replica for p in placed if p.replica not in stood),
         scores=tuple(Score(goal, value, bounds.get(goal) if value else 0.0) for goal, value in worth(state).items()),

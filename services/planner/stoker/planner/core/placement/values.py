@@ -11,6 +11,12 @@ from stoker.planner.core.units import NO_RATE, BytesPerSecond, Watts
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
+Look = Callable[[], None]
+"""Called now and then by what may take long; what it raises ends that."""
+
+
+def unwatched() -> None:
+    """The `Look` of who waits however long it takes."""
 
 
 class Domain(Enum):
