@@ -200,8 +200,9 @@ async def test_with_etcd_frozen_nothing_is_decided_until_it_is_back(
     await eventually(partial(wants, view, 7), within_s=20)
 
 
-async def test_a_planner_killed_amid_a_large_plan_leaves_nothing_booked_twice(
-    watcher: Watcher, client: RegistryClient, registries: list[RegistryProcess], tmp_path: Path
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_planner_lost_amid_a_large_plan_leaves_nothing_booked_twice(
+    how: signal.Signals, watcher: Watcher, client: RegistryClient, registries: list[RegistryProcess], tmp_path: Path
 ) -> None:
     endpoints = [registry.endpoint for registry in registries]
     planners = [DeciderProcess("planner", endpoints, tmp_path) for _ in range(2)]
@@ -221,14 +222,24 @@ async def test_a_planner_killed_amid_a_large_plan_leaves_nothing_booked_twice(
             racks = {"r1": "n[0-3]", "r2": "n[4-7]"}
             await client.put_facility(hall(racks, rack_kw=400, gpus=64))
             await client.put_deployment(spec("big", replicas=250, gpus_per_node=2))
-            # The plan is written in three pieces; it dies after the first.
+            # The plan is written in three pieces; it is lost after the first.
             await eventually(lambda: len(view.assignments) > 0)
-            first.kill()
+            first.send(how)
             await client.put_facility(hall({**racks, "r3": "x"}, rack_kw=400, gpus=64))
             await eventually(lambda: len(view.assignments) == 250, within_s=TTL_S + 30)
             booked = [(m.node_id, gpu) for a in view.assignments.values() for m in a.members for gpu in m.gpu_indices]
             assert len(booked) == len(set(booked)) == 500
             assert all(a.fence.role == "planner" for a in view.assignments.values())
+            if how is signal.SIGSTOP:
+                planned = dict(view.assignments)
+                first.send(signal.SIGCONT)
+                second = next(p for p in planners if p is not first)
+
+                async def stands_back() -> bool:
+                    return await second.leading() and not await first.leading()
+
+                await eventually(stands_back)
+                assert view.assignments == planned, "the late leader wrote"
     finally:
         for each in (*planners, scaler):
             each.kill()

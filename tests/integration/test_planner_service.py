@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -40,6 +41,10 @@ class Fleet:
         states = [replica.state for replica in self.view.replicas.values()]
         running = len(self.replicas()) == len(self.view.assignments) == count
         return running and states == [records_pb2.STATE_READY] * count
+
+    def placed(self, least: int) -> bool:
+        """At least so many replicas are assigned."""
+        return len(self.view.assignments) >= least
 
     @asynccontextmanager
     async def agent(self, of: common_pb2.Node) -> AsyncIterator[ObedientAgent]:
@@ -142,6 +147,19 @@ async def test_gangs_get_distinct_nodes_and_a_port_to_meet(fleet: Fleet) -> None
         big = fleet.view.assignments
         assert all([m.node_id for m in a.members] == ["n1", "n2"] for a in big.values())
         assert len({a.rendezvous_port for a in big.values()} - {0}) == 2
+
+
+async def test_a_deployment_deleted_while_it_is_placed_leaves_nothing(fleet: Fleet) -> None:
+    async with fleet.agent(node("n1", gpus=gpus(64))):
+        for seen in (0, 1, 20):  # before anything is written, with the first of it, with all
+            await fleet.client.put_deployment(spec("gone", replicas=20, gpus_per_node=1))
+            await eventually(partial(fleet.placed, seen))
+            await fleet.client.delete_deployment("gone")
+            # A marker behind it: what the planner had begun for the other is through by then.
+            await fleet.client.put_deployment(spec("next", replicas=1, gpus_per_node=1))
+            await eventually(lambda: "next-0" in fleet.replicas())
+            await fleet.client.delete_deployment("next")
+            await eventually(lambda: not fleet.view.assignments and not fleet.view.desired)
 
 
 async def test_what_has_no_place_is_told_in_words(fleet: Fleet) -> None:

@@ -86,6 +86,8 @@ def what_if(problem: Problem, request: planner_pb2.WhatIfRequest, task: Task) ->
     for node in sorted(set(request.without_nodes) - surface.facility.nodes.keys()):
         raise InvalidRequest.field("without_nodes", f"{node!r} is no node of the facility")
     more = [deployment_of(spec) for spec in _checked(request.deployments)]
+    for name in sorted({each.name for each in more} & {each.name for each in problem.deployments}):
+        raise InvalidRequest.field("deployments", f"{name!r} is there already; give another count in `replicas`")
     there = [node for node in problem.nodes if node.id not in lost]
     changed = replace(problem, deployments=[*problem.deployments, *more], nodes=there)
     _bounded(request.replicas)

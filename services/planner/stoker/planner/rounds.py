@@ -120,6 +120,9 @@ class PlannerRound:
         try:
             async with asyncio.timeout(_VERDICT_S):
                 return await self._verdict
+        except asyncio.CancelledError:
+            self._moves.pop(replica, None)
+            raise
         except TimeoutError:
             self._moves.pop(replica, None)
             return (

@@ -19,6 +19,7 @@ from stoker.planner.core.placement.ground import Ground
 from stoker.planner.core.values import Problem, Unplaced
 from stoker.planner.survey import Survey
 from stoker.registry.core import validation
+from stoker.registry.core.validation import Limits
 
 SERVICE = "stoker.api.planner.v1.PlannerService"
 
@@ -159,6 +160,10 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         validation.require(validation.replica_id("replica_id", request.replica_id))
         if not request.members:
             raise InvalidRequest.field("members", "is empty; name the node of each member, by rank")
+        if len(request.members) > (most := Limits().gang_size):
+            raise InvalidRequest.field("members", f"{len(request.members)} is too many; at most {most}")
+        for place, member in enumerate(request.members):
+            validation.require(validation.node_id(f"members[{place}].node_id", member.node_id))
         if not self._leading():
             leader = self._leader()
             by = f"{leader.candidate!r} does" if leader is not None else "nobody does yet"
