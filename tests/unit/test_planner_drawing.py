@@ -246,3 +246,30 @@ def test_more_deployments_than_colours_is_told() -> None:
     given = facility(dgx=8, trays=0)
     placed = tuple(Placed(f"d{at}-0", f"d{at}", (Member(f"n{at % 8}", (at // 8,)),)) for at in range(14))
     assert "colours repeat" in drawn(Scene.of_placement(given, placed, ()))
+
+
+def test_replicas_on_hosts_without_gpus_are_drawn_in_their_slots() -> None:
+    given = facility()
+    store = next(name for name, node in given.nodes.items() if node.type == "store")
+    placed = [Placed(f"tiny-{n}", "tiny", (Member(store),)) for n in range(2)]
+    scene = Scene.of_placement(given, placed, [Need("tiny", 2, gpus=0)])
+    mine = [box for box in boxes(drawn(scene, View.RACKS), "gpu") if "data-replica" in box.said]
+    assert [box.said["data-replica"] for box in mine] == ["tiny-0", "tiny-1"]
+    assert len({box.fill for box in mine} - {colours.FREE}) == 2
+    told = drawn(scene)
+    assert "tiny: 2 without GPUs" in told
+    assert f"tiny-0, rank 0 · {store} slot 0" in told
+    assert f"free: {sum(len(node.gpus) for node in given.nodes.values())}" in told
+
+
+def test_notes_go_on_the_next_line_and_lose_nothing() -> None:
+    note = " ".join(f"word{n}" for n in range(60))
+    svg = drawn(Scene.of_placement(facility(), [], [], (note,)))
+    assert " ".join(re.findall(r"word\d+", svg)) == note
+
+
+def test_units_kept_for_switches_are_in_the_legend() -> None:
+    given = facility()
+    kept = {name: replace(rack, reserved_u=2) for name, rack in given.racks.items()}
+    assert "kept for switches" not in drawn(Scene.of_placement(given, [], [])).replace("<title>kept", "")
+    assert ">kept for switches</text>" in drawn(Scene.of_placement(replace(given, racks=kept), [], []))

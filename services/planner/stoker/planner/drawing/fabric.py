@@ -124,7 +124,7 @@ class _Drawing:
 
     def _tile(self, node: Node) -> Block:
         named = len(self._facility.nodes) <= NAMED
-        gpus = len(self._scene.gpus(node))
+        gpus = len(self._scene.cells(node))
         size = (8.0, 10.0) if named else (4.0, 5.0)
         columns = max(1, min(8, gpus))
         lines = -(-gpus // columns)

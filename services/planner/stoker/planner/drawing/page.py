@@ -9,7 +9,7 @@ from html import escape
 from stoker.common import svg
 from stoker.planner.drawing import colours, feeds
 from stoker.planner.drawing.fabric import fabric
-from stoker.planner.drawing.parts import Block, box, fitted, flowed, stacked, width_of
+from stoker.planner.drawing.parts import Block, box, flowed, stacked, width_of, wrapped
 from stoker.planner.drawing.racks import racks
 from stoker.planner.drawing.scene import Scene
 
@@ -73,20 +73,20 @@ def _row(cells: Sequence[str], tag: str) -> str:
 def _head(scene: Scene, width: float, *, power: bool) -> Block:
     parts = [svg.text(0, 18, scene.title, size=18)]
     y = 36.0
-    for note in scene.notes:
-        parts.append(svg.text(0, y, fitted(note, width, 12), size=12, colour=colours.INK))
+    for line in (line for note in scene.notes for line in wrapped(note, width, 12)):
+        parts.append(svg.text(0, y, line, size=12, colour=colours.INK))
         y += 16
     power_key = [_chip(colour, said) for colour, said in feeds.key()] if power else []
-    legend = flowed([*_chips(scene), *power_key], width, 14)
+    legend = flowed([*_chips(scene, racks=power), *power_key], width, 14)
     parts.append(legend.at(0, y))
     return Block(width, y + legend.height, parts)
 
 
-def _chips(scene: Scene) -> list[Block]:
+def _chips(scene: Scene, *, racks: bool) -> list[Block]:
     palette, gpus = scene.palette, scene.gpus_of
     largest = sorted(palette.deployments, key=lambda name: -gpus[name])[:_LEGEND]
     chips = [
-        _chip(colour, f"{name}: {palette.counts[name]:,} × {gpus[name] / palette.counts[name]:g} GPUs", name)
+        _chip(colour, f"{name}: {_asked(palette.counts[name], gpus[name])}", name)
         for name, colour in palette.deployments.items()
         if name in largest
     ]
@@ -94,13 +94,19 @@ def _chips(scene: Scene) -> list[Block]:
         chips.append(_chip("", f"and {len(palette.deployments) - len(largest)} more deployments"))
     if palette.repeats:
         chips.append(_chip("", "colours repeat: rest a pointer on a GPU"))
-    free = sum(len(scene.gpus(node)) for node in scene.facility.nodes.values()) - len(scene.owners)
-    chips.append(_chip(colours.FREE, f"free: {free:,}" if scene.owners else f"GPUs: {free:,}"))
+    if scene.free is not None:
+        chips.append(_chip(colours.FREE, f"free: {scene.free:,}" if scene.owners else f"GPUs: {scene.free:,}"))
     if scene.new:
         chips.append(_chip("", f"dashed: {len(scene.new):,} nodes that are not there yet"))
     if scene.closed:
         chips.append(_chip("url(#closed)", "draining or excluded"))
+    if racks and any(rack.reserved_u for rack in scene.facility.racks.values()):
+        chips.append(_chip("url(#reserved)", "kept for switches"))
     return chips
+
+
+def _asked(replicas: int, gpus: int) -> str:
+    return f"{replicas:,} × {gpus / replicas:g} GPUs" if gpus else f"{replicas:,} without GPUs"
 
 
 def _chip(colour: str, said: str, deployment: str = "") -> Block:
@@ -115,6 +121,7 @@ _START = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>TITLE</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
+:root { color-scheme: light }
 body { margin: 0 auto; max-width: 1400px; padding: 12px; font: 14px sans-serif; color: #222; background: #fff }
 svg { width: 100%; height: auto }
 svg.asked .gpu { opacity: .15 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from textwrap import wrap
 
 from stoker.common import svg
 from stoker.planner.core.facility.values import Gpu, Node
@@ -61,6 +62,12 @@ def fitted(said: str, width: float, size: float) -> str:
     return f"{said[: max(0, room - 1 - keep)]}…{said[-keep:]}"
 
 
+def wrapped(said: str, width: float, size: float) -> list[str]:
+    """A text in lines that fit; a word longer than a line is shortened."""
+    room = max(1, int(width / (size * _PER_CHARACTER)))
+    return [fitted(line, width, size) for line in wrap(said, room, break_long_words=False, break_on_hyphens=False)]
+
+
 def unhit(text: str) -> str:
     """A text through which a pointer finds the box below it."""
     return text.replace("<text ", '<text pointer-events="none" ')
@@ -103,11 +110,12 @@ def cell(scene: Scene, node: Node, gpu: Gpu, at: tuple[float, float], size: tupl
         more += f' data-replica="{escape(owner.replica)}" data-deployment="{escape(owner.deployment)}"'
     drawn = box(x, y, width, height, colour, stroke=colours.EDGE, title=scene.told(node, gpu), more=more)
     number = owner.replica.rpartition("-")[2] if owner else ""
-    if number and height >= 9 and width_of(number, 8) <= width:
-        middle = svg.text(
-            x + width / 2, y + height / 2 + 3, number, size=8, anchor="middle", colour=colours.on(colour)
+    letters = next((each for each in (8, 6) if height > each and width_of(number, each) <= width), 0)
+    if number and letters:
+        foot = y + height / 2 + letters * 0.375
+        drawn += unhit(
+            svg.text(x + width / 2, foot, number, size=letters, anchor="middle", colour=colours.on(colour))
         )
-        drawn += unhit(middle)
     return drawn
 
 
@@ -115,5 +123,5 @@ def cells(scene: Scene, node: Node, at: tuple[float, float], size: tuple[float, 
     """All GPUs of a node, `columns` to a line; `size` is that of one, and they lie one unit apart."""
     return [
         cell(scene, node, gpu, (at[0] + (n % columns) * (size[0] + 1), at[1] + (n // columns) * (size[1] + 1)), size)
-        for n, gpu in enumerate(scene.gpus(node))
+        for n, gpu in enumerate(scene.cells(node))
     ]

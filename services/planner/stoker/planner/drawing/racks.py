@@ -109,7 +109,7 @@ def _node(scene: Scene, rack: Rack, node: Node, bottom: int, top: float) -> list
     parts = [box(x, y + 0.5, wide, tall - 1, fill, stroke=edge, dashed=dashed, title=title, more=more, round_by=1.5)]
     if node.name in scene.closed:
         parts.append(box(x, y + 0.5, wide, tall - 1, "url(#closed)", title=f"{node.name} is closed"))
-    gpus = len(scene.gpus(node))
+    gpus = len(scene.cells(node))
     if tall >= 28:
         columns = min(max(gpus, 1), 8)
         lines = -(-gpus // columns)
@@ -139,13 +139,13 @@ _CELL, _TILE_BAR = 5.0, 3.0
 def _tile(scene: Scene, rack: Rack, greatest: float) -> Block:
     """A rack's nodes one below the other, without their units."""
     nodes = scene.standing[rack.name]
-    columns = min(8, max((len(scene.gpus(node)) for node in nodes), default=8) or 8)
+    columns = min(8, max((len(scene.cells(node)) for node in nodes), default=8) or 8)
     wide = columns * (_CELL + 1) + 3
     bars = feeds.of_rack(scene, rack)[:_FEEDS]
     parts: list[str] = []
     y, top = 12.0, 11.0
     for node in nodes:
-        gpus = len(scene.gpus(node))
+        gpus = len(scene.cells(node))
         if not gpus:
             continue
         lines = -(-gpus // columns)

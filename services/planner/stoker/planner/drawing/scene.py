@@ -18,7 +18,7 @@ from stoker.planner.drawing.colours import Palette
 
 @dataclass(frozen=True)
 class Owner:
-    """Who has a GPU. `rank` counts a replica's GPUs over its members."""
+    """Who has a GPU, or a slot of a host without. `rank` counts a replica's GPUs over its members."""
 
     replica: str
     deployment: str
@@ -27,8 +27,9 @@ class Owner:
 
 @dataclass(frozen=True)
 class Scene:
-    """`draws` are the watts of each node, `notes` lines to write under the title. `new` nodes do not stand there yet,
-    `closed` ones get nothing new."""
+    """`owners` are by node and GPU, or number of the slot where the node has no GPUs. `draws` are the watts of each
+    node, `notes` what to write under the title. `new` nodes do not stand there yet, `closed` ones get nothing new.
+    """
 
     title: str
     facility: Facility
@@ -57,6 +58,7 @@ class Scene:
     ) -> Scene:
         """Replicas in their places; a node draws its idle power and that of its GPUs in use."""
         owners: dict[tuple[str, int], Owner] = {}
+        slots: Counter[str] = Counter()
         busy = {need.deployment: need.busy_power for need in needs}
         draws = {name: float(facility.node_types[node.type].idle_power) for name, node in facility.nodes.items()}
         for replica in placed:
@@ -65,6 +67,9 @@ class Scene:
                 node = facility.nodes.get(member.node)
                 for index in member.gpus if node is not None else ():
                     owners[member.node, index] = Owner(replica.replica, replica.deployment, next(ranks))
+                if node is not None and not _gpus(facility, node):
+                    owners[member.node, slots[member.node]] = Owner(replica.replica, replica.deployment, next(ranks))
+                    slots[member.node] += 1
                 if node is not None and member.gpus:
                     kind = facility.node_types[node.type]
                     share = (kind.max_power - kind.idle_power) / kind.gpus if kind.gpus else 0.0
@@ -106,17 +111,36 @@ class Scene:
     @cached_property
     def gpus_of(self) -> Counter[str]:
         """How many GPUs each deployment has."""
-        return Counter(owner.deployment for owner in self.owners.values())
+        nodes = self.facility.nodes
+        return Counter(
+            owner.deployment for (node, _), owner in self.owners.items() if _gpus(self.facility, nodes[node])
+        )
 
-    def gpus(self, node: Node) -> Sequence[Gpu]:
-        """The GPUs of a node, those that only its type tells of too."""
-        return node.gpus or tuple(Gpu(index) for index in range(self.facility.node_types[node.type].gpus))
+    def cells(self, node: Node) -> Sequence[Gpu]:
+        """The GPUs of a node; of one without the slots that are taken."""
+        return _gpus(self.facility, node) or tuple(Gpu(index) for index in range(self._slots[node.name]))
+
+    @cached_property
+    def free(self) -> int | None:
+        """GPUs that nobody has; None where there are none at all."""
+        everywhere = sum(len(_gpus(self.facility, node)) for node in self.facility.nodes.values())
+        return everywhere - self.gpus_of.total() if everywhere else None
+
+    @cached_property
+    def _slots(self) -> Counter[str]:
+        return Counter(node for node, _ in self.owners)
 
     def told(self, node: Node, gpu: Gpu) -> str:
         """One GPU in words."""
         owner = self.owners.get((node.name, gpu.index))
-        said = [f"{owner.replica}, rank {owner.rank}" if owner else "free", f"{node.name} GPU {gpu.index}"]
+        what = "GPU" if _gpus(self.facility, node) else "slot"
+        said = [f"{owner.replica}, rank {owner.rank}" if owner else "free", f"{node.name} {what} {gpu.index}"]
         said += [f"NVLink {gpu.scale_up}"] if gpu.scale_up else []
         said += [f"rail {gpu.rail}"] if gpu.rail >= 0 else []
         said += [f"NUMA {gpu.numa}"] if gpu.numa >= 0 else []
         return " · ".join(said)
+
+
+def _gpus(facility: Facility, node: Node) -> Sequence[Gpu]:
+    """Those that only its type tells of too."""
+    return node.gpus or tuple(Gpu(index) for index in range(facility.node_types[node.type].gpus))

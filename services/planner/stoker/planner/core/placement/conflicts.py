@@ -75,7 +75,8 @@ def _asks(need: Need) -> str:
 
 
 def _too_few(state: State, need: Need, verdicts: Counter[str | None]) -> Iterator[tuple[Conflict, str]]:
-    more = f"add {counted_nodes(need.members - verdicts[None])} that suit {need.deployment}"
+    lacking = need.members - verdicts[None]
+    more = f"add {counted_nodes(lacking)} that suit{'s' * (lacking == 1)} {need.deployment}"
     for verdict, number in sorted((v, n) for v, n in verdicts.items() if v is not None):
         words = f"{number} of {len(state.free)} nodes {_UNFIT[verdict]}"
         if verdict == "gpu_type":
