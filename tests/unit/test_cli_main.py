@@ -21,6 +21,8 @@ from stoker.cli.addresses import Addresses
 from stoker.cli.fleet import Fleet, Registries, wait_settled
 from stoker.cli.placement import Unplaced
 from stoker.common.errors import StokerError
+from stoker.local.stack import LocalStack
+from stoker.local.state import Endpoints, StackState
 from stoker.registry.client import RegistryClient
 from tests.support.command import run
 from tests.unit.test_bench_recordings import records, written
@@ -98,6 +100,19 @@ def test_failures_have_their_status_and_say_what_next(
     assert told in captured.err
     assert "next:" in captured.err or '"next":' in captured.err
     assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("verb", [["where", "chat"], ["what-if"], ["defrag"]])
+def test_a_named_fleet_is_not_asked_about_at_the_local_stacks_planner(
+    verb: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoints = Endpoints("e", ("r",), ("o",), ("h",), ("a",), "s", "127.0.0.1:2")
+    monkeypatch.setattr(LocalStack, "state", lambda _: StackState("sim", endpoints, []))
+    assert run(monkeypatch, "plan", *verb) == 3
+    assert "nothing answers at 127.0.0.1:2" in capsys.readouterr().err
+    monkeypatch.setenv("STOKER_REGISTRY", "127.0.0.1:1")
+    assert run(monkeypatch, "plan", *verb) == 3
+    assert "neither --planner nor STOKER_PLANNER names one" in capsys.readouterr().err
 
 
 def test_a_verb_without_its_command_shows_help_and_says_so(

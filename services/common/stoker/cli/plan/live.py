@@ -139,6 +139,7 @@ def what_if(
         list[str] | None, typer.Option("--replicas", help="NAME=COUNT: another count of a deployment.")
     ] = None,
     search_s: TimeOption = 0.0,
+    registry: RegistryOption = "",
     planner: PlannerOption = "",
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -153,7 +154,7 @@ def what_if(
         from stoker.planner import facility_file
 
         request.facility = facility_file.whole(facility)
-    targets, tls = Addresses.find(planner=planner).require_planners(), secured(planner)
+    targets, tls = Addresses.find(registry, planner=planner).require_planners(), secured(planner)
     answer = run(_ask(targets, tls, lambda stub: stub.WhatIf(request, timeout=_CALL_S + search_s)))
     value: dict[str, Any] = {
         "placed": [_placed_json(each) for each in answer.placed],
@@ -171,11 +172,12 @@ def what_if(
 
 def where(
     name: Annotated[str, typer.Argument(help="A replica, or a deployment.")],
+    registry: RegistryOption = "",
     planner: PlannerOption = "",
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Show where a replica runs, how full the feeds above it are, and why a deployment is short of replicas."""
-    targets, tls = Addresses.find(planner=planner).require_planners(), secured(planner)
+    targets, tls = Addresses.find(registry, planner=planner).require_planners(), secured(planner)
     request = planner_pb2.ExplainRequest(name=name)
     answer = run(_ask(targets, tls, lambda stub: stub.Explain(request, timeout=_CALL_S)))
     value = {
