@@ -268,6 +268,10 @@ FAULTS = {
         SMALL + "node_types: {x: {height_u: 1, weight_kg: 1, max_kw: 1, gpus: 4}}\n",
         "f.yaml:19: node_types.x: give both gpu and gpus, or none of them for a host without GPUs",
     ),
+    "a name that steers a terminal": (
+        SMALL + 'switches: {"\\e[31m\\u202Eleaf": {radix: 64}}\n',
+        r"f.yaml:19: switches.\x1b[31m\u202eleaf: '\x1b[31m\u202eleaf' has brackets that do not match",
+    ),
     "an alias": (
         SMALL + "switches: &s {}\nlinks: *s\n",
         "f.yaml:20: no valid YAML: aliases (*name) are not read in this file",

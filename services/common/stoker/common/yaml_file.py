@@ -28,7 +28,7 @@ class Mistakes:
     def add(self, node: yaml.Node, what: str) -> None:
         """Note `what` at the line of `node`, in the file that it came from. Raises as `refuse` does where so much is
         wrong that more need not be found."""
-        self._told[str(node.start_mark.name), node.start_mark.line + 1, what] = None
+        self._told[str(node.start_mark.name), node.start_mark.line + 1, _printable(what)] = None
         if len(self._told) >= _MOST_GATHERED:
             self.refuse()
 
@@ -46,6 +46,13 @@ class Mistakes:
                 least = "at least " if len(whole) >= _MOST_GATHERED else ""
                 whole = [*whole[:_MOST_TOLD], f"and {least}{len(whole) - _MOST_TOLD} mistakes more"]
             raise bad("\n".join(whole))
+
+
+def _printable(said: str) -> str:
+    """Without what would move a terminal's cursor or turn its text around: names come from the file."""
+    if said.isprintable():
+        return said
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in said)
 
 
 def text(path: Path, most_bytes: int) -> str:
@@ -80,8 +87,8 @@ def composed(
 ) -> yaml.Node:
     """The nodes of a YAML text; `source` names it in them, `needs` says what an empty one lacks.
 
-    Without `aliases` they are a tree, no larger than the text. A megabyte takes some ten seconds: `look` is called
-    now and then, and ends it by raising.
+    Without `aliases` they are a tree, no larger than the text. A megabyte takes some seconds: `look` is called now
+    and then, and ends it by raising.
     """
     with _loader(content, source, aliases=aliases, look=look) as loader:
         node = loader.get_node() if loader.check_node() else None
