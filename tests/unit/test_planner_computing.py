@@ -69,6 +69,27 @@ async def test_a_caller_that_goes_away_ends_it() -> None:
     await eventually(free)
 
 
+async def test_what_looks_at_nothing_is_ended_too_however_late_it_says_how() -> None:
+    """A solver heeds what ends it only while it solves."""
+    computing, ready, go, ended = Computing(60.0), threading.Event(), threading.Event(), threading.Event()
+
+    def work(task: Task) -> None:
+        ready.set()
+        assert go.wait(10)
+        solving: list[bool] = []
+        task.stopping(lambda: ended.set() if solving else None)
+        solving.append(True)
+        assert ended.wait(10)
+
+    running = asyncio.ensure_future(computing.run(work, left_s=None))
+    await eventually(ready.is_set)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    go.set()
+    await eventually(ended.is_set)
+
+
 async def test_a_deadline_bounds_the_search_and_ends_the_wait() -> None:
     computing, limits = Computing(60.0), []
     await computing.run(lambda task: limits.append(task.limit_s), left_s=None)

@@ -169,7 +169,14 @@ def propose(problem: Problem, most: int, task: Task, warm: Mapping[str, float]) 
     """Moves that would leave the fleet better placed; `warm` is what each replica holds in its cache, in tokens."""
     surface, counts = ground_of(problem), _desired(problem)
     proposal = moving.propose(
-        problem, surface, counts=counts, time_limit_s=task.limit_s, most=most, clock=task.clock, look=task.look
+        problem,
+        surface,
+        counts=counts,
+        time_limit_s=task.limit_s,
+        most=most,
+        clock=task.clock,
+        look=task.look,
+        stopping=task.stopping,
     )
     response = planner_pb2.ProposeMovesResponse(
         scores_now=_scores(proposal.before), scores=_scores(proposal.after), placed_more=proposal.placed_more
@@ -207,7 +214,14 @@ def _placed(asked: PlacementProblem, surface: Ground, task: Task, time_limit_s: 
     if time_limit_s <= 0:
         return placement.greedy(asked, ground=surface, look=task.look)
     limit_s = min(time_limit_s, task.limit_s)
-    return placement.place(asked, time_limit_s=limit_s, ground=surface, clock=task.clock, look=task.look)
+    return placement.place(
+        asked,
+        time_limit_s=limit_s,
+        ground=surface,
+        clock=task.clock,
+        look=task.look,
+        stopping=task.stopping,
+    )
 
 
 def _checked(specs: Sequence[common_pb2.DeploymentSpec]) -> Sequence[common_pb2.DeploymentSpec]:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stoker.common.errors import DeadlineExceeded, Exhausted
@@ -16,6 +16,10 @@ T = TypeVar("T")
 
 _MARGIN_S = 0.25
 """Of a caller's deadline, what is left for building and sending the answer."""
+
+
+_AGAIN_S = 0.5
+"""What nobody waits for is told so again after this time, until it has ended."""
 
 
 class Abandoned(Exception):
@@ -28,6 +32,7 @@ class Task:
 
     limit_s: float
     stop: threading.Event
+    _ends: list[Callable[[], None]] = field(default_factory=list)
 
     def clock(self) -> float:
         """Monotonic seconds; for ever gone by once nobody waits any more, so that whoever looks at it ends."""
@@ -37,6 +42,19 @@ class Task:
         """For computations without a clock to call now and then. Raises Abandoned once nobody waits any more."""
         if self.stop.is_set():
             raise Abandoned
+
+    def stopping(self, end: Callable[[], None]) -> None:
+        """For computations that look at nothing for long: `end` is called once nobody waits any more, from another
+        thread. It replaces the one before."""
+        self._ends[:] = [end]
+        if self.stop.is_set():
+            end()
+
+    def abandon(self) -> None:
+        """Nobody waits any more."""
+        self.stop.set()
+        for end in tuple(self._ends):
+            end()
 
 
 class Computing:
@@ -73,7 +91,14 @@ class Computing:
         except TimeoutError:
             raise DeadlineExceeded("the caller's deadline passed before the answer was there; allow more") from None
         finally:
-            task.stop.set()
+            _end(running, task)
+
+
+def _end(running: asyncio.Future[Any], task: Task) -> None:
+    """More than once: a solver forgets what it is told before it has begun."""
+    if not running.done():
+        task.abandon()
+        asyncio.get_running_loop().call_later(_AGAIN_S, _end, running, task)
 
 
 def _retrieved(done: asyncio.Future[Any]) -> None:

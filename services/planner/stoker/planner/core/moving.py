@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 
 from stoker.planner.core import placement, siting
 from stoker.planner.core.ordering import natural
-from stoker.planner.core.placement import Clock, Goal, Look, Member, Placed, PlacementProblem, Score, unwatched
+from stoker.planner.core.placement import (
+    Clock,
+    Goal,
+    Look,
+    Member,
+    Placed,
+    PlacementProblem,
+    Score,
+    Stopping,
+    unwatched,
+)
 from stoker.planner.core.placement.ground import Ground
 from stoker.planner.core.values import Condition, Problem, Wanted
 
@@ -41,19 +51,22 @@ def propose(
     most: int,
     clock: Clock | None = None,
     look: Look = unwatched,
+    stopping: Stopping | None = None,
 ) -> Proposal:
     """Moves worth making, at most `most`; none where they gain nothing. A replica moves only if it serves, and its
     deployment has as many ready ones as are desired: its successor is placed before it leaves.
 
-    `look` is called before each replica that is placed; what it raises ends the search.
+    `look` is called before each replica that is placed; what it raises ends the search. `stopping` as in `place`.
     """
     asked = siting.whole(problem, surface, counts)
     now = placement.greedy(asked, ground=surface, look=look)
     free = replace(asked, movable=_movable(problem, counts))
-    better = placement.place(free, time_limit_s=time_limit_s, ground=surface, clock=clock, look=look)
+    better = placement.place(
+        free, time_limit_s=time_limit_s, ground=surface, clock=clock, look=look, stopping=stopping
+    )
     if not _gains(now.scores, better.scores):
         return Proposal(before=now.scores, after=now.scores)
-    moves = _in_order(asked, {each.replica: each for each in better.placed}, better.moved)[:most]
+    moves = _in_order(asked, {each.replica: each for each in better.placed}, better.moved, most)
     kept = {move.replica: move.there for move in moves}
     after = placement.greedy(_after(asked, kept), ground=surface, look=look)
     if not moves or not _gains(now.scores, after.scores):
@@ -83,22 +96,25 @@ def _short(scores: tuple[Score, ...]) -> float:
     return next((score.value for score in scores if score.goal is Goal.SHORTFALL), 0.0)
 
 
-def _in_order(asked: PlacementProblem, wanted: Mapping[str, Placed], moved: frozenset[str]) -> tuple[Move, ...]:
-    """Those of the moves that find their GPUs free one after the other; what only a swap could do is left out."""
+def _in_order(
+    asked: PlacementProblem, wanted: Mapping[str, Placed], moved: frozenset[str], most: int
+) -> tuple[Move, ...]:
+    """Of the moves the first `most` that find their GPUs free one after the other; what only a swap could do is left
+    out."""
     here = {each.replica: each for each in asked.standing}
     taken = {unit: each.replica for each in asked.standing for unit in _units(each.members)}
     waiting = sorted((name for name in moved if name in here), key=natural)
     moves: list[Move] = []
-    while True:
-        able = [n for n in waiting if not any(unit in taken for unit in _units(wanted[n].members))]
-        if not able:
-            return tuple(moves)
-        name = able[0]
+    while len(moves) < most:
+        name = next((n for n in waiting if not any(u in taken for u in _units(wanted[n].members))), None)
+        if name is None:
+            break
         waiting.remove(name)
         for unit in _units(here[name].members):
             taken.pop(unit, None)
         taken.update(dict.fromkeys(_units(wanted[name].members), name))
         moves.append(Move(name, here[name].members, wanted[name].members))
+    return tuple(moves)
 
 
 def _units(members: tuple[Member, ...]) -> list[tuple[str, int]]:

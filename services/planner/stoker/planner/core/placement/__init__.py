@@ -14,6 +14,7 @@ from stoker.planner.core.placement.values import (
     Placement,
     PlacementProblem,
     Score,
+    Stopping,
     Unplaced,
     unwatched,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "Placement",
     "PlacementProblem",
     "Score",
+    "Stopping",
     "Unplaced",
     "greedy",
     "place",

@@ -18,7 +18,7 @@ from stoker.planner.core.placement.objectives import objectives
 from stoker.planner.core.placement.prune import prune, sound
 from stoker.planner.core.placement.realize import realize
 from stoker.planner.core.placement.state import State
-from stoker.planner.core.placement.values import Clock, Goal, Placed
+from stoker.planner.core.placement.values import Clock, Goal, Placed, Stopping
 from stoker.planner.core.placement.worth import stays, uplink_flows, worth
 
 WHOLE = 12_000
@@ -34,8 +34,8 @@ _VARIABLE_S, _NODE_S = 60e-6, 300e-6
 class Budget:
     """What is left of the time. Without a clock, the solver's own and an estimate of the rest are counted."""
 
-    def __init__(self, limit_s: float, seed: int, clock: Clock | None) -> None:
-        self._left_s, self._seed, self._clock = limit_s, seed, clock
+    def __init__(self, limit_s: float, seed: int, clock: Clock | None, stopping: Stopping | None) -> None:
+        self._left_s, self._seed, self._clock, self._stopping = limit_s, seed, clock, stopping
         self._ends = clock() + limit_s if clock else 0.0
 
     @property
@@ -54,6 +54,8 @@ class Budget:
         solver.parameters.num_workers = WORKERS
         solver.parameters.interleave_search = True
         solver.parameters.random_seed = self._seed
+        if self._stopping is not None:
+            self._stopping(solver.stop_search)
         return solver
 
     def charge(self, seconds: float) -> None:
@@ -62,10 +64,10 @@ class Budget:
 
 
 def improved(
-    state: State, time_limit_s: float, seed: int, clock: Clock | None = None
+    state: State, time_limit_s: float, seed: int, clock: Clock | None = None, stopping: Stopping | None = None
 ) -> tuple[State, dict[Goal, float]]:
     """A state at least as good as `state`, and what is proven about each goal."""
-    budget = Budget(time_limit_s, seed, clock)
+    budget = Budget(time_limit_s, seed, clock, stopping)
     cells = [cell.number for cell in Shelf(state).cells]
     loose = _loose(state)
     if not loose and not +_missing(state):
@@ -195,7 +197,7 @@ def _solve(
         model.cp.clear_hints()  # type: ignore[no-untyped-call]
         for index, number in enumerate(solution):
             model.cp.add_hint(model.cp.get_int_var_from_proto_index(index), number)
-        if left_s <= 0:
+        if left_s <= 0 or budget.left_s <= 0:
             break
     return solution, gaps
 

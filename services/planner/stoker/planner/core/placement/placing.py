@@ -21,6 +21,7 @@ from stoker.planner.core.placement.values import (
     Placement,
     PlacementProblem,
     Score,
+    Stopping,
     unwatched,
 )
 from stoker.planner.core.placement.worth import worth
@@ -45,6 +46,7 @@ def place(
     ground: Ground | None = None,
     clock: Clock | None = None,
     look: Look = unwatched,
+    stopping: Stopping | None = None,
 ) -> Placement:
     """The greedy placement, improved for at most `time_limit_s` seconds of two cores.
 
@@ -53,13 +55,14 @@ def place(
 
     `clock` gives monotonic seconds, for who needs the limit kept to the second on a large facility. Without it only
     the solver's time is measured, and the rest is estimated. `look` is called before each replica that gets its first
-    place; what it raises ends all.
+    place; what it raises ends all. `stopping` is for who may want to end the solver before its time; the clock has to
+    say then that the time is over.
     """
     state = filled(ground or survey(problem.facility), problem, look)
     # What a first look leaves without a place, a search may find one for.
-    state, bounds = improved(state, time_limit_s / 2 if _eased(state) else time_limit_s, seed, clock)
+    state, bounds = improved(state, time_limit_s / 2 if _eased(state) else time_limit_s, seed, clock, stopping)
     if eased := _eased(state):
-        state, bounds = improved(filled(state.ground, eased, look), time_limit_s / 2, seed, clock)
+        state, bounds = improved(filled(state.ground, eased, look), time_limit_s / 2, seed, clock, stopping)
     for goal, floor in floors(state).items():
         bounds[goal] = max(floor, bounds.get(goal, 0.0))
     return _told(state, bounds, look)

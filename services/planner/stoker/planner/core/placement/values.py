@@ -14,6 +14,9 @@ Clock = Callable[[], float]
 Look = Callable[[], None]
 """Called now and then by what may take long; what it raises ends that."""
 
+Stopping = Callable[[Callable[[], None]], None]
+"""Takes what ends a search that is about to begin, to be called from another thread; it replaces the one before."""
+
 
 def unwatched() -> None:
     """The `Look` of who waits however long it takes."""
