@@ -98,6 +98,7 @@ class Rounds:
     at: list[float] = field(default_factory=list)
     fences: list[int] = field(default_factory=list)
     begun: int = 0
+    ended: int = 0
     heard: list[FleetEvent] = field(default_factory=list)
 
     def hear(self, event: FleetEvent, now: float) -> bool:
@@ -106,6 +107,9 @@ class Rounds:
 
     def begin(self) -> None:
         self.begun += 1
+
+    def end(self) -> None:
+        self.ended += 1
 
     async def run(self, view: FleetView, fence: common_pb2.Fence, now: float) -> int | None:
         self.at.append(round(now, 3))
@@ -237,7 +241,7 @@ async def test_a_fenced_or_unanswered_write_ends_its_leading_at_once(error: Stok
         stage.election.win(8)
         await asyncio.sleep(0.1)
         assert stage.rounds.fences == [5, 8]
-        assert stage.rounds.begun == 2
+        assert (stage.rounds.begun, stage.rounds.ended) == (2, 1)
 
 
 async def test_lost_leadership_stops_rounds_at_once() -> None:

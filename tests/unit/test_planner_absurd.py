@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 import time
-from typing import cast
 
 import pytest
 
@@ -14,11 +12,8 @@ from stoker.api.planner.v1 import planner_pb2
 from stoker.common.errors import StokerError
 from stoker.planner import answers
 from stoker.planner.computing import Abandoned, Task
-from stoker.planner.config import PlannerConfig
 from stoker.planner.core.values import Deployment, Desired, Problem
-from stoker.planner.rounds import PlannerRound
 from stoker.planner.sizing_answer import size
-from stoker.registry.client import FleetView, RegistryClient
 from tests.support.facilities import hall
 from tests.support.registry import spec
 
@@ -98,16 +93,3 @@ def test_what_if_takes_a_deployment_that_is_there_for_a_mistake() -> None:
     asked = planner_pb2.WhatIfRequest(deployments=[spec("chat", replicas=3, gpus_per_node=1)])
     with pytest.raises(StokerError, match="deployments: 'chat' is there already; give another count in `replicas`"):
         answers.what_if(there, asked, waited_for())
-
-
-async def test_a_move_that_nobody_waits_for_any_more_is_not_made() -> None:
-    """It kept every other move waiting until its deployment was at rest, and was made then."""
-    round_ = PlannerRound(cast("RegistryClient", None), FleetView(), PlannerConfig())
-    given_up = asyncio.ensure_future(round_.move("chat-0", ()))
-    await asyncio.sleep(0)
-    given_up.cancel()
-    await asyncio.gather(given_up, return_exceptions=True)
-    second = asyncio.ensure_future(round_.move("chat-1", ()))
-    await asyncio.sleep(0)
-    assert not second.done(), "told that chat-0 is still being moved"
-    second.cancel()

@@ -51,6 +51,9 @@ class Round(Protocol):
     def begin(self) -> None:
         """This process has just begun to lead: forget what was remembered from an earlier time."""
 
+    def end(self) -> None:
+        """This process leads no more: tell no more what only a leader knows."""
+
     async def run(self, view: FleetView, fence: common_pb2.Fence, now: float) -> int | None:
         """Decide and write; returns the etcd revision of the last write, None where nothing had to be written."""
 
@@ -145,6 +148,7 @@ class ControlLoop:
             finally:
                 _LEADING.labels(self._role).set(0)
                 self._hold("")
+                self._round.end()
 
     async def _lead(self, fence: common_pb2.Fence) -> None:
         """Rounds, until another leads or this process must assume so."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -35,6 +36,14 @@ _FACILITY = Gauge("stoker_planner_facility_readable", "0 while the facility as w
 _LIMITS = ("node", "gpus", "power", "cooling", "spread")
 _LEVELS = 4
 _AFTER_LOSS = " after the loss of "
+
+
+def forget() -> None:
+    """Tell nothing of the fleet: whoever does not lead does not know."""
+    for single in (_UNPLACED, _STRANDED, _OVERSUBSCRIBED, _FACILITY):
+        single.set(math.nan)
+    for several in (_FEED_SHARE, _GOAL, _VIOLATIONS):
+        several.clear()
 
 
 def note_unplaced(entries: Sequence[Unplaced]) -> None:

@@ -139,8 +139,17 @@ class PlannerRound:
 
     def begin(self) -> None:
         """Absences seen in an earlier time of leading say nothing now; nor do moves asked for then go on."""
+        self._let_go("another planner led meanwhile; ask again")
+
+    def end(self) -> None:
+        """Whoever waits for a move is told; gauges must not tell for ever how things were."""
+        self._let_go("this planner leads no more; ask the one that does")
+        metrics.forget()
+
+    def _let_go(self, why: str) -> None:
+        """Forget all, a move that is asked for with `why`."""
         if self._verdict is not None and not self._verdict.done():
-            self._verdict.set_result("another planner led meanwhile; ask again")
+            self._verdict.set_result(why)
         self._forget()
 
     async def run(self, view: FleetView, fence: common_pb2.Fence, now: float) -> int | None:

@@ -65,6 +65,9 @@ class ScalerRound:
         """What was heard is as good for a leader; what others kept is written anew."""
         self._due_at.clear()
 
+    def end(self) -> None:
+        """Whoever does not lead decides along, and tells what it finds as before."""
+
     async def run(self, view: FleetView, fence: common_pb2.Fence, now: float) -> int | None:
         """Decides all deployments and writes what changed, then what is to be remembered."""
         self._ran_at = now
