@@ -268,6 +268,11 @@ FAULTS = {
         SMALL + "node_types: {x: {height_u: 1, weight_kg: 1, max_kw: 1, gpus: 4}}\n",
         "f.yaml:19: node_types.x: give both gpu and gpus, or none of them for a host without GPUs",
     ),
+    "a last leaf with too few cables for the spines": (
+        SMALL + "fabrics: {ib: {kind: rail-optimised, nodes: 'n[01-04]', nodes_per_leaf: 3, radix: 16}}\n",
+        "f.yaml:19: fabrics.ib: ib: 2 spines, but some leaf has 1 uplinks and must reach them all; ask for a greater "
+        "radix, leaves with as many nodes each, or less oversubscription",
+    ),
     "a name that steers a terminal": (
         SMALL + 'switches: {"\\e[31m\\u202Eleaf": {radix: 64}}\n',
         r"f.yaml:19: switches.\x1b[31m\u202eleaf: '\x1b[31m\u202eleaf' has brackets that do not match",

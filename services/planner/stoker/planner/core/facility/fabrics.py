@@ -125,9 +125,11 @@ def _spines(fabric: Fabric, cables: int, fewest_of_one: int, ports: int, pod: st
             f"{fabric.name}: {count} spines have {count * ports} ports for {cables} uplinks; it takes {needed}"
         )
     if count > fewest_of_one:
+        # With no fewer is there a port for each cable.
+        fewer = "fewer spines" if needed <= fewest_of_one else "a greater radix, leaves with as many nodes each"
         raise Unbuildable(
             f"{fabric.name}: {count} spines, but some leaf has {fewest_of_one} uplinks and must reach them all; "
-            "ask for fewer spines or less oversubscription"
+            f"ask for {fewer}, or less oversubscription"
         )
     return [Switch(f"{fabric.name}{pod}-spine{number}", 1, fabric.radix) for number in range(count)]
 
