@@ -9,9 +9,11 @@ import time
 import pytest
 
 from stoker.api.planner.v1 import planner_pb2
+from stoker.common import rpc
 from stoker.common.errors import StokerError
 from stoker.planner import answers
 from stoker.planner.computing import Abandoned, Task
+from stoker.planner.core.holding import Violation
 from stoker.planner.core.values import Deployment, Desired, Problem
 from stoker.planner.sizing_answer import size
 from tests.support.facilities import hall
@@ -93,3 +95,12 @@ def test_what_if_takes_a_deployment_that_is_there_for_a_mistake() -> None:
     asked = planner_pb2.WhatIfRequest(deployments=[spec("chat", replicas=3, gpus_per_node=1)])
     with pytest.raises(StokerError, match="deployments: 'chat' is there already; give another count in `replicas`"):
         answers.what_if(there, asked, waited_for())
+
+
+def test_an_answer_has_room_for_what_no_longer_holds() -> None:
+    """A wrong facility can list none of ten thousand hosts, with a hundred replicas named for each."""
+    names = tuple(f"a-deployment-with-a-rather-long-name-{n}" for n in range(100))
+    many = [Violation("node", f"n{n}", "not in the facility", names) for n in range(10_000)]
+    told = planner_pb2.GetPlannerStatusResponse(violations=answers.violation_messages(many))
+    assert len(told.violations) == 1_000
+    assert told.ByteSize() < rpc.MAX_MESSAGE_BYTES

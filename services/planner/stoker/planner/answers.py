@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from stoker.api.common.v1 import common_pb2
 from stoker.api.planner.v1 import planner_pb2
@@ -27,6 +28,7 @@ _MOST_DEPLOYMENTS = 1_000
 _MOST_REPLICAS = 100_000
 _MOST_LIMITS = 100
 _MOST_MISTAKES = 1_000
+_MOST_VIOLATIONS = 1_000
 
 
 def capacity(facility: Facility, request: planner_pb2.CapacityRequest, task: Task) -> planner_pb2.CapacityResponse:
@@ -190,10 +192,10 @@ def propose(problem: Problem, most: int, task: Task, warm: Mapping[str, float]) 
 
 
 def violation_messages(violations: Iterable[Violation]) -> list[planner_pb2.Violation]:
-    """As they are told."""
+    """As they are told, which is the first thousand: an answer has to fit into a message."""
     return [
         planner_pb2.Violation(limit=v.limit, subject=v.subject, words=v.words, replicas=v.replicas)
-        for v in violations
+        for v in islice(violations, _MOST_VIOLATIONS)
     ]
 
 

@@ -80,7 +80,7 @@ class GetPlannerStatusResponse(Message):
 
     @property
     def violations(self) -> RepeatedCompositeFieldContainer[Violation]:
-        """What stands and would not be placed so now; nothing is stopped for it."""
+        """What stands and would not be placed so now, at most 1,000 of it; nothing is stopped for it."""
 
     def __init__(
         self,
@@ -716,7 +716,7 @@ class ValidateResponse(Message):
 
     @property
     def violations(self) -> RepeatedCompositeFieldContainer[Violation]:
-        """What of that which runs it would not allow; nothing would be stopped for it."""
+        """What of that which runs it would not allow, at most 1,000; nothing would be stopped for it."""
 
     def __init__(
         self,
