@@ -115,6 +115,18 @@ def test_a_named_fleet_is_not_asked_about_at_the_local_stacks_planner(
     assert "neither --planner nor STOKER_PLANNER names one" in capsys.readouterr().err
 
 
+def test_a_named_fleet_is_not_asked_about_at_the_local_stacks_router(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoints = Endpoints("e", ("r",), ("127.0.0.1:2",), ("h",), ("a",), "s", "p")
+    monkeypatch.setattr(LocalStack, "state", lambda _: StackState("sim", endpoints, []))
+    assert run(monkeypatch, "explain", "hello") == 3
+    assert "127.0.0.1:2" in capsys.readouterr().err
+    monkeypatch.setenv("STOKER_REGISTRY", "127.0.0.1:1")
+    assert run(monkeypatch, "explain", "hello") == 3
+    assert "neither --router nor STOKER_ROUTER names one" in capsys.readouterr().err
+
+
 def test_a_verb_without_its_command_shows_help_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

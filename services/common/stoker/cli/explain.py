@@ -14,7 +14,7 @@ from rich.text import Text
 
 from stoker.api.inference.v1 import inference_pb2, inference_pb2_grpc
 from stoker.api.router.v1 import router_pb2, router_pb2_grpc
-from stoker.cli.addresses import Addresses, RouterOption, secured
+from stoker.cli.addresses import Addresses, RegistryOption, RouterOption, secured
 from stoker.cli.fleet import explained
 from stoker.cli.loop import run
 from stoker.cli.output import Format, FormatOption, Output
@@ -59,13 +59,14 @@ def explain(
     model: Annotated[str, typer.Option("--model", help="Served model. Default: the only one.")] = "",
     chat: Annotated[bool, typer.Option("--chat", help="Take the prompt as a user's chat message.")] = False,
     salt: Annotated[str, typer.Option("--cache-salt", help="cache_salt of the request.")] = "",
+    registry: RegistryOption = "",
     router: RouterOption = "",
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Show every candidate replica's cost, bound and expected cache hit for a prompt or a past request."""
     if bool(prompt) == bool(request_id):
         raise InvalidRequest.field("PROMPT", "give either a prompt or --request-id")
-    targets, tls = Addresses.find("", router).require_routers(), secured(router)
+    targets, tls = Addresses.find(registry, router).require_routers(), secured(router)
     out = Output(output)
 
     async def decided_now() -> router_pb2.ExplainResponse:
