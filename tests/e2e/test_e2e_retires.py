@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.timeout(240)]
 
 BLOCKS = 12
 PROMPTS = 24
+WARM_S = 60.0  # all of them, also on a machine that computes a few hundred tokens/s beside other work
 
 
 @dataclass
@@ -203,7 +204,7 @@ async def test_what_a_victim_held_is_found_on_its_successors_and_nothing_is_lost
 
 async def test_what_a_real_scaler_names_is_found_on_the_successors(stack: Stack, tmp_path: Path) -> None:
     blocks = 40
-    scaler = DeciderProcess("scaler", [stack.registry.endpoint], tmp_path)
+    scaler = DeciderProcess("scaler", [stack.registry.endpoint], tmp_path, warm_s=WARM_S)
     scaler.start()
     try:
         await stack.settled(3)
@@ -223,7 +224,7 @@ async def test_what_a_real_scaler_names_is_found_on_the_successors(stack: Stack,
 
 async def test_what_a_drained_nodes_replica_held_is_found_where_it_moves(stack: Stack, tmp_path: Path) -> None:
     blocks = 40
-    scaler = DeciderProcess("scaler", [stack.registry.endpoint], tmp_path)
+    scaler = DeciderProcess("scaler", [stack.registry.endpoint], tmp_path, warm_s=WARM_S)
     scaler.start()
     try:
         await stack.settled(3)
